@@ -82,18 +82,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Nearest are names that hold all its words (`bos` and `bos_mass`), the shortest first; then names spelled alike, or
     with a word spelled alike. It ends a sentence.
     """
-    given = name.casefold()
-    distances = {each: _distance(given, each.casefold()) for each in known}
-    near = sorted((each for each in distances if distances[each] < FAR), key=lambda each: (distances[each], each))
-    found = near[:SUGGESTED]
-    return f"; did you mean {', '.join(found[:-1])}{' or ' if len(found) > 1 else ''}{found[-1]}?" if found else ""
+    folded = name.casefold()
+    distances = {term: _distance(folded, term.casefold()) for term in known}
+    near = sorted((term for term in distances if distances[term] < FAR), key=lambda term: (distances[term], term))
+    shown = near[:SUGGESTED]
+    return f"; did you mean {', '.join(shown[:-1])}{' or ' if len(shown) > 1 else ''}{shown[-1]}?" if shown else ""
 
 
 def _distance(given: str, known: str) -> float:
     """From 0, the same name, to 1, nothing alike; past FAR where the two are no slip of one another."""
-    words, theirs = re.split(r"[-_/ ]", given), re.split(r"[-_/ ]", known)
-    if (given and set(words) <= set(theirs)) or (len(given) > 3 and given in known):
+    words, known_words = re.split(r"[-_/ ]", given), re.split(r"[-_/ ]", known)
+    if (given and set(words) <= set(known_words)) or (len(given) > 3 and given in known):
         return 0.1 * (1 - len(given) / len(known))
     alike = SequenceMatcher(None, given, known).ratio()
-    word = max(SequenceMatcher(None, given, each).ratio() for each in theirs)
+    word = max(SequenceMatcher(None, given, known_word).ratio() for known_word in known_words)
     return min(1 - alike, 1 - word + 0.2)

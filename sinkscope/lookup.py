@@ -62,8 +62,8 @@ class Lookup(Generic[T]):
         """
         owners = self.owners(name)
         if not owners:
-            known = list(self)
-            raise SinkscopeError(f"{self.what} {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+            names = list(self)
+            raise SinkscopeError(f"{self.what} {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}")
         if len(owners) > 1:
             raise SinkscopeError(f"{self.what} {name}: declared by {' and by '.join(owners)}; keep one of them")
         if name in self._built_in and name not in self._loaded:
@@ -99,21 +99,21 @@ class Lookup(Generic[T]):
 
     def owners(self, name: str) -> list[str]:
         """Who declares the thing of that name: sinkscope, modules, packages."""
-        own = [OWN] if name in self._built_in else []
+        built_in = [OWN] if name in self._built_in else []
         declared = [self._declared[name]] if name in self._declared else []
-        return [*own, *declared, *map(package_of, self._installed.get(name, []))]
+        return [*built_in, *declared, *map(package_of, self._installed.get(name, []))]
 
     def _of_package(self, entry: EntryPoint) -> T:
         try:
             with redirect_stdout(sys.stderr):  # stdout is for results
-                found: T = entry.load()
+                thing: T = entry.load()
         except (Exception, SystemExit) as error:  # the code of another package may raise anything
             why = first_line(error)
             raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)} does not load: {why}") from error
-        needed = self._lacks(entry.name, found)
+        needed = self._lacks(entry.name, thing)
         if needed is not None:
             raise SinkscopeError(f"{self.what} {entry.name}: {package_of(entry)}'s {entry.value} is not {needed}")
-        return found
+        return thing
 
 
 def of_that_name(kind: type) -> Callable[[str, Any], str | None]:
@@ -134,10 +134,10 @@ def a_function(name: str, thing: Any) -> str | None:
 @cache
 def _entries(group: str, paths: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """The entry points of a group by name. `paths`: where packages are looked for, so that a change is seen."""
-    found: dict[str, list[EntryPoint]] = {}
+    entries: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+        entries.setdefault(entry.name, []).append(entry)
+    return entries
 
 
 def package_of(entry: EntryPoint) -> str:

@@ -36,7 +36,7 @@ def alone(what: str, listens: bool = False) -> Iterator[None]:
     """
     turn = _Turn(what, current_thread(), listens)
     with _lock:
-        _turns[:] = [other for other in _turns if other.thread.is_alive()]
+        _turns[:] = [earlier for earlier in _turns if earlier.thread.is_alive()]
         first = _turns[0] if _turns else turn
         if first.thread is not turn.thread:
             raise SinkscopeError(

@@ -91,17 +91,17 @@ def passes_of(now: Pass) -> Iterator[tuple[Share, Pass]]:
 
 def _own(now: Pass, number: int, share: Share, masks: dict[tuple[int, int], Tensor]) -> Pass:
     rows = slice(share.start, share.stop)
-    own = Pass(
+    request_pass = Pass(
         now.root, 1, share.stop - share.start, None if now.ids is None else now.ids[:, rows].long(),
         cache=share.pages, before=share.before, unmatched=now.unmatched, split=now.split, refused=now.refused,
         counts=now.counts, entered=now.entered, idle=now.idle,
     )  # fmt: skip
     try:
-        own.heard = [_cut(heard, number, rows, share.before, masks) for heard in now.heard]
-        own.around = [_part(around, rows) for around in now.around]
+        request_pass.heard = [_cut(heard, number, rows, share.before, masks) for heard in now.heard]
+        request_pass.around = [_part(around, rows) for around in now.around]
     except Exception as error:  # whatever it is, the pass is somebody else's and goes on
-        own.refused = own.refused or in_one_line(error)
-    return own
+        request_pass.refused = request_pass.refused or in_one_line(error)
+    return request_pass
 
 
 def _cut(heard: Heard, number: int, rows: slice, before: int, masks: dict[tuple[int, int], Tensor]) -> Heard:
@@ -124,10 +124,10 @@ def _cut(heard: Heard, number: int, rows: slice, before: int, masks: dict[tuple[
     key, value = call.key[:, :, first:past], call.value[:, :, first:past]
     if not before:  # a first pass is kept as it is, and not the whole batch with it
         key, value = key.clone(), value.clone()
-    own: AttentionCall = replace(call, query=query, key=key, value=value, mask=mask)
-    output, projected = (None if each is None else each[:, rows].clone() for each in (heard.output, heard.projected))
+    cut: AttentionCall = replace(call, query=query, key=key, value=value, mask=mask)
+    output, projected = (None if piece is None else piece[:, rows].clone() for piece in (heard.output, heard.projected))
     return replace(
-        heard, call=own, query=query, key=key, value=value, output=output, queries=query.shape[2], keys=past - first,
+        heard, call=cut, query=query, key=key, value=value, output=output, queries=query.shape[2], keys=past - first,
         projected=projected, versions=(), ends=None,
     )  # fmt: skip
 

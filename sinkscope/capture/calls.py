@@ -51,9 +51,9 @@ class AttentionCall:
         subclass, is never left out in silence.
         """
         return [
-            each.name
-            for each in fields(self)
-            if each.init and each.name not in understood and not _is_default(getattr(self, each.name), each)
+            entry.name
+            for entry in fields(self)
+            if entry.init and entry.name not in understood and not _is_default(getattr(self, entry.name), entry)
         ]
 
     @property
@@ -148,18 +148,18 @@ class Narrowing:
 
     def _narrowed(self, call: AttentionCall) -> LazyMask:
         queries, keys = call.lengths
-        device, own = call.query.device, _whole_rows(call, queries, keys)
+        device, mask = call.query.device, _whole_rows(call, queries, keys)
 
         def part(start: int, stop: int, low: int, high: int) -> Tensor:
             rows = torch.arange(start, stop, device=device)[:, None]
             columns = torch.arange(low, high, device=device)[None]
             seen = self._allowed(rows, columns)
-            if own is None:
+            if mask is None:
                 return seen & (columns <= rows) if call.causal else seen
-            given = strip(own, start, stop, low, high)
-            if given.dtype == torch.bool:
-                return given & seen
-            return torch.where(seen, given, torch.finfo(given.dtype).min)
+            piece = strip(mask, start, stop, low, high)
+            if piece.dtype == torch.bool:
+                return piece & seen
+            return torch.where(seen, piece, torch.finfo(piece.dtype).min)
 
         return made_in_strips(part, len(call.query), queries, keys)
 

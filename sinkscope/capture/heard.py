@@ -168,14 +168,14 @@ class Pass:
     def given(self) -> dict[str, torch.Size]:
         """Shape of the hidden states that each attending module was given, by its path; without those of joint
         attention, whose queries are more."""
-        return {each.path: each.given.tensor.shape for each in self.around if each.given is not None and not each.joint}
+        return {call.path: call.given.tensor.shape for call in self.around if call.given is not None and not call.joint}
 
 
 def detached(record: Record) -> Record:
     """The record of a call with its tensors detached; itself where no gradient flows."""
     tensors = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
-    own: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if value.requires_grad}
-    return replace(record, **own) if own else record
+    changes: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if value.requires_grad}
+    return replace(record, **changes) if changes else record
 
 
 def padding(mask: Tensor | None, length: int) -> list[Span] | None:
@@ -199,17 +199,17 @@ def padding(mask: Tensor | None, length: int) -> list[Span] | None:
 def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     """What a call of the module at `name` tells of the pass that it begins."""
     now = Pass(name)
-    for each in args:  # sentence-transformers hands its features over as one dict
-        kwargs = {**each, **kwargs} if isinstance(each, Mapping) else kwargs
-    first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-    given = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
-    if isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point():
-        now.ids = given.detach()
-    main = given if isinstance(given, Tensor) else kwargs.get("inputs_embeds", first)
+    for argument in args:  # sentence-transformers hands its features over as one dict
+        kwargs = {**argument, **kwargs} if isinstance(argument, Mapping) else kwargs
+    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    inputs = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
+    if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
+        now.ids = inputs.detach()
+    main = inputs if isinstance(inputs, Tensor) else kwargs.get("inputs_embeds", first)
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() > 1 else None
     for names, hides in ((PADDING, False), (HIDDEN, True)):
-        mask = next((kwargs[each] for each in names if isinstance(kwargs.get(each), Tensor)), None)
+        mask = next((kwargs[mask_name] for mask_name in names if isinstance(kwargs.get(mask_name), Tensor)), None)
         if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:
             now.mask = mask.detach() == 0 if hides and mask.dtype == torch.bool else mask.detach()
     now.cache = cache_given(kwargs)
@@ -219,7 +219,7 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
 
 def cache_given(kwargs: Mapping[str, Any]) -> Any:
     """The cache that a model is called with; None where it gets none."""
-    return next((found for each in CACHES if (found := _cache_in(kwargs.get(each))) is not None), None)
+    return next((cache for name in CACHES if (cache := _cache_in(kwargs.get(name))) is not None), None)
 
 
 def _cache_in(given: Any) -> Any:
@@ -230,8 +230,8 @@ def cache_returned(output: Any) -> Any:
     """The cache that a model returns; None where it returns none. transformers warns of outputs' old names, so only
     names that an output holds are read."""
     names = set(output.keys()) if isinstance(output, Mapping) else CACHES
-    given = (getattr(output, name, None) for name in CACHES if name in names)
-    return next((found for each in given if (found := _cache_in(each)) is not None), None)
+    values = (getattr(output, name, None) for name in CACHES if name in names)
+    return next((cache for value in values if (cache := _cache_in(value)) is not None), None)
 
 
 def stream_kept(hidden: Any) -> Kept | None:

@@ -65,10 +65,10 @@ def _attention_function(model: nn.Module, handler: Handler, passed: Passed) -> C
         is_causal: bool | None = None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
-        for found, names in ((passed.unknown, unknown_keywords), (passed.declared, declared_elsewhere)):
+        for paths, names in ((passed.unknown, unknown_keywords), (passed.declared, declared_elsewhere)):
             for name in names(keywords):
-                if name not in found:
-                    found[name] = _path(model, module)
+                if name not in paths:
+                    paths[name] = _path(model, module)
         return handler(module, call_of(module, query, key, value, attention_mask, is_causal, keywords)), None
 
     return attention
@@ -89,4 +89,4 @@ def call_of(
 
 def _path(model: nn.Module, module: nn.Module) -> str:
     """The module's path; its class's name where it is no part of the model."""
-    return next((path for path, own in model.named_modules() if own is module), type(module).__name__)
+    return next((path for path, submodule in model.named_modules() if submodule is module), type(module).__name__)

@@ -45,11 +45,11 @@ class Joined:
     @property
     def ids(self) -> Tensor | None:
         """[B, T]: the token ids; None where some pass had none."""
-        found = [each.ids for each in self.passes]
-        if not found or any(each is None for each in found):
+        pieces = [one_pass.ids for one_pass in self.passes]
+        if not pieces or any(piece is None for piece in pieces):
             return None
         taken = self._taking.of_last()
-        ids = torch.cat([each.of(one, 1) for each, one in zip(taken, found, strict=True) if one is not None], 1)
+        ids = torch.cat([part.of(piece, 1) for part, piece in zip(taken, pieces, strict=True) if piece is not None], 1)
         return ids if ids.shape[1] == self.length else None
 
     @property
@@ -57,7 +57,7 @@ class Joined:
         """The modules that ran without attention, once a prefill and a step were seen whose attention all went through
         transformers' interface; else None. Of the steps to come no torch call needs to be looked at."""
         if self._idle is None and len(self.passes) > 1 and self._by_interface:
-            self._idle = frozenset(set().union(*(each.entered for each in self.passes)) - self._told)
+            self._idle = frozenset(set().union(*(one_pass.entered for one_pass in self.passes)) - self._told)
         return self._idle
 
     def move(self, rows: Tensor) -> None:
@@ -100,19 +100,19 @@ class Joined:
             self._mask, now.mask = (len(self.passes), now.mask.clone()), None
         if self._idle is None:
             self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
-            self._told |= {each.path for each in now.around}
-            self._told |= {each.projection for each in now.heard if each.projection is not None}
+            self._told |= {around.path for around in now.around}
+            self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
         self.passes.append(now)
 
     def _take_back_slices(self, now: Pass) -> None:
         """Takes back the newest tokens that somebody sliced off every layer of the cache without calling `crop`."""
-        told = [self._sites[each.name].cut_by(each, self._taking) for each in now.heard if each.name in self._sites]
+        told = [self._sites[heard.name].cut_by(heard, self._taking) for heard in now.heard if heard.name in self._sites]
         counts = {count for count in told if count is not None}
         if len(counts) == 1 and (count := counts.pop()):
             self.take_back(count)
 
     def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings) -> None:
-        around = {each.path: each for each in now.around if each.first <= number < each.past}
+        around = {record.path: record for record in now.around if record.first <= number < record.past}
         if heard.name not in self._sites:
             if self.passes:
                 raise SinkscopeError(f"{heard.name} attended in a later pass over a cache, but not in the first")
@@ -153,14 +153,14 @@ class Joined:
     def _padded(self, wholes: list[Whole]) -> list[Span] | None:
         try:
             if self._mask is not None:
-                number, given = self._mask
-                given = self._taking.of_last()[number].batch(given)
-                rest = self.length - given.shape[1]
-                return padding(torch.nn.functional.pad(given, (0, rest), value=1) if rest > 0 else given, self.length)
+                number, mask = self._mask
+                mask = self._taking.of_last()[number].batch(mask)
+                rest = self.length - mask.shape[1]
+                return padding(torch.nn.functional.pad(mask, (0, rest), value=1) if rest > 0 else mask, self.length)
         except ValueError as error:
             raise SinkscopeError(str(error)) from None
-        found = [_beginnings(each.call, self.length) for each in wholes if each.call is not None]
-        starts = next((each for each in found if each is not None), None)
+        readings = [_beginnings(whole.call, self.length) for whole in wholes if whole.call is not None]
+        starts = next((reading for reading in readings if reading is not None), None)
         if starts is None or not any(starts):
             return None
         return [(start, self.length) for start in starts]
@@ -190,10 +190,10 @@ def _beginnings(call: AttentionCall, length: int) -> list[int] | None:
 
 def _end(ids: Tensor, prompt: int, last: Tensor) -> int:
     """The end of one sequence; see `Joined._ends`."""
-    found = torch.isin(ids[prompt:], last).nonzero()
-    if not len(found):
+    places = torch.isin(ids[prompt:], last).nonzero()
+    if not len(places):
         return len(ids)
-    end = prompt + int(found[0]) + 1
+    end = prompt + int(places[0]) + 1
     return end if end < len(ids) and bool((ids[end:] == ids[-1]).all()) else len(ids)
 
 

@@ -30,16 +30,16 @@ class Listeners(Generic[Ear]):
     @contextmanager
     def joined_by(self, ear: Ear) -> Iterator[None]:
         """Lets `ear` listen in this thread until the block ends. Such blocks may end in any order."""
-        mine = (get_ident(), ear)
+        entry = (get_ident(), ear)
         with self._lock:
             if not self._ears:
                 self._back.append(self._put())
-            self._ears.append(mine)
+            self._ears.append(entry)
         try:
             yield
         finally:
             with self._lock:
-                self._ears.remove(mine)
+                self._ears.remove(entry)
                 if not self._ears:
                     self._back.pop()()
 
@@ -69,10 +69,10 @@ def _put_on_lookups() -> Callable[[], None]:
     plain = interface_lookup()
 
     def lookup(interface: Any, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
-        found: Callable[..., Any] = plain(interface, name, default)
+        function: Callable[..., Any] = plain(interface, name, default)
         for ear in _of_lookups.here():
-            found = ear(name, found)
-        return found
+            function = ear(name, function)
+        return function
 
     set_interface_lookup(lookup)
     return partial(set_interface_lookup, plain)
@@ -99,7 +99,7 @@ def cache_changes(ear: CacheEar) -> AbstractContextManager[None]:
 
 
 def _put_on_caches() -> Callable[[], None]:
-    plain = {(kind, name): own for name in (ORDER, CROP) for kind, own in cache_methods(name).items()}
+    plain = {(kind, name): method for name in (ORDER, CROP) for kind, method in cache_methods(name).items()}
     for (kind, name), method in plain.items():
         set_cache_method(kind, name, _telling(method, name))
 

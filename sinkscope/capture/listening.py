@@ -327,11 +327,11 @@ class Listener:
             return
         for name in unknown_keywords(keywords):
             self.keywords.setdefault(name, path)
-        given = dict(keywords)
+        rest = dict(keywords)
         query, key, value = tensors
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
-        call = detached(call_of(module, query, key, value, mask, given.pop("is_causal", None), given))
+        call = detached(call_of(module, query, key, value, mask, rest.pop("is_causal", None), rest))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
         if self._now is not None and self._now.shares is not None:
             ends = keywords.get("cu_seq_lens_k")
@@ -351,9 +351,9 @@ class Listener:
         """The heads of a tensor whose batch and heads may be one axis."""
         if tensor.dim() == 4:
             return int(tensor.shape[1])
-        known = [count for count in head_counts(self.model, path) if tensor.shape[0] % count == 0]
-        if len(known) == 1:
-            return known[0]
+        counts = [count for count in head_counts(self.model, path) if tensor.shape[0] % count == 0]
+        if len(counts) == 1:
+            return counts[0]
         return tensor.shape[0] // rows if rows and tensor.shape[0] % rows == 0 else None
 
     def _map(self, found: InlineCall) -> None:
@@ -365,8 +365,8 @@ class Listener:
             return
         seen = detached(found.unfolded(heads))
         queries, keys = seen.probabilities.shape[-2:]
-        known = head_counts(self.model, found.module)
-        if queries < 2 or (heads not in known if known else queries != keys):
+        counts = head_counts(self.model, found.module)
+        if queries < 2 or (heads not in counts if counts else queries != keys):
             return
         spans = self._now.spans
         cuts = None if spans is None else [Cut(row, span, queries) for row, span in enumerate(spans)]
@@ -390,7 +390,7 @@ class Listener:
         keys = record.key.shape[2] if probabilities is None else shape[3]
         width = None if record.value is None else shape[1] * record.value.shape[-1]
         tensors = (record.query, record.key, record.value, output)
-        kept = tuple(Kept.of(each) for each in tensors if each is not None)
+        kept = tuple(Kept.of(tensor) for tensor in tensors if tensor is not None)
         heard = Heard(
             module, now.counts[module], path, call, None, *tensors,
             shape[0], shape[1], shape[2], keys, dropped, self._projection(module, width),

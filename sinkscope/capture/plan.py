@@ -60,7 +60,7 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     failures: list[str] = []
     passed = Passed({}, {})
     seen, unread = _dry_run(model, forward, failures, passed)
-    if any(one.path == INLINE for one in seen):
+    if any(record.path == INLINE for record in seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
         seen, unread = _dry_run(model, forward, failures, passed)
     if not seen:
@@ -69,9 +69,9 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
             "only in parts, such as windows of an image"
         )
     if failures:  # Triton failed in some call: no layer tries it again
-        seen = [replace(one, kernel=one.kernel and TORCH) for one in seen]
+        seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
     return Plan(
-        sites_of(model, seen), unread, max(one.queries for one in seen), failures, passed.unknown, passed.declared
+        sites_of(model, seen), unread, max(record.queries for record in seen), failures, passed.unknown, passed.declared
     )
 
 
@@ -96,9 +96,9 @@ def _dry_run(
             if call.of_positions:
                 seen.append(_seen(inline_call.module, call, INLINE))
         else:
-            found = _seen_map(model, inline_call)
-            if found is not None:
-                seen.append(found)
+            record = _seen_map(model, inline_call)
+            if record is not None:
+                seen.append(record)
 
     watch = InlineWatch(inline)
     with (
@@ -106,12 +106,12 @@ def _dry_run(
         shadowed(model, dispatched, passed),
         watch.watched(model),
         _runnable(model),
-        hidden_states(model) as given,
+        hidden_states(model) as shapes,
     ):
         forward()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
-    parts = watch.split | no_maps(model, seen, unmatched, given)
-    return [one for one in seen if one.module not in parts], tuple(sorted(parts | unmatched))
+    parts = watch.split | no_maps(model, seen, unmatched, shapes)
+    return [record for record in seen if record.module not in parts], tuple(sorted(parts | unmatched))
 
 
 @contextmanager
@@ -151,10 +151,10 @@ def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
     """The record of an inline call. None where its softmax is not taken for attention: it has one query, or a head
     count that the model does not name, or, where the model names none, unequal numbers of queries and keys."""
     heads = call.seen.probabilities.shape[-3]
-    known = head_counts(model, call.module)
+    counts = head_counts(model, call.module)
     seen = call.unfolded(heads)
     queries, keys = seen.probabilities.shape[-2:]
-    if queries < 2 or (heads not in known if known else queries != keys):
+    if queries < 2 or (heads not in counts if counts else queries != keys):
         return None
     return Seen(
         module=call.module,
@@ -172,39 +172,39 @@ def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
 
 def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
     """The sites of a pass's calls, in their order."""
-    paths = {one.module for one in seen}
+    paths = {record.module for record in seen}
     calls: Counter[str] = Counter()
     unplaced: Counter[str] = Counter()
     sites = []
-    for one in seen:
-        stream = stream_of(model, one.module, one.queries != one.keys)
-        block = block_of(model, one.module, paths)
+    for record in seen:
+        stream = stream_of(model, record.module, record.queries != record.keys)
+        block = block_of(model, record.module, paths)
         if block is None:
             layer = unplaced[stream]
             unplaced[stream] += 1
         else:
             layer = block[1]
-        width = None if one.value_dim is None else one.heads * one.value_dim
+        width = None if record.value_dim is None else record.heads * record.value_dim
         sites.append(
             Site(
                 stream=stream,
                 layer=layer,
-                module=one.module,
-                call=calls[one.module],
-                kind=kind_of(model.get_submodule(one.module), one.window, stream == "cross", layer),
-                heads=one.heads,
-                kv_groups=one.kv_groups,
-                head_dim=one.head_dim,
-                value_dim=one.value_dim,
-                causal=one.causal,
+                module=record.module,
+                call=calls[record.module],
+                kind=kind_of(model.get_submodule(record.module), record.window, stream == "cross", layer),
+                heads=record.heads,
+                kv_groups=record.kv_groups,
+                head_dim=record.head_dim,
+                value_dim=record.value_dim,
+                causal=record.causal,
                 block=block[0] if block else None,
-                projection=None if width is None else output_projection(model, one.module, width),
-                path=one.path,
-                score=one.score,
-                kernel=one.kernel,
+                projection=None if width is None else output_projection(model, record.module, width),
+                path=record.path,
+                score=record.score,
+                kernel=record.kernel,
             )
         )
-        calls[one.module] += 1
+        calls[record.module] += 1
     return _with_unique_layers(sites)
 
 
@@ -252,21 +252,21 @@ def no_maps(
 
     `unmatched`: modules with a softmax whose product with values was not seen.
     """
-    calls = Counter(one.module for one in seen)
+    calls = Counter(record.module for record in seen)
 
-    def part(one: Seen) -> bool:
-        square = one.queries == one.keys
-        of_image = _of_image(model, one)
+    def part(record: Seen) -> bool:
+        square = record.queries == record.keys
+        of_image = _of_image(model, record)
         return (
-            (one.module in unmatched and not square)  # banded attention with global tokens
-            or one.rows != rows  # windows folded into the batch: several rows for one sequence
-            or (of_image and calls[one.module] > 1)  # windows: one call for each, their number depends on the image
+            (record.module in unmatched and not square)  # banded attention with global tokens
+            or record.rows != rows  # windows folded into the batch: several rows for one sequence
+            or (of_image and calls[record.module] > 1)  # windows: one call for each, their number depends on the image
             or (of_image and not square)  # pooled keys
-            or _padded_to_window(one, given.get(one.module))
-            or _reads_windowed_cache(model, one)
+            or _padded_to_window(record, given.get(record.module))
+            or _reads_windowed_cache(model, record)
         )
 
-    return {one.module for one in seen if part(one)}
+    return {record.module for record in seen if part(record)}
 
 
 @contextmanager

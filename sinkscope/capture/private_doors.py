@@ -59,8 +59,8 @@ def interface_lookup() -> Callable[..., Any]:
     """The method by which a model looks up its attention function: (interface, name, default) -> function."""
     from transformers import AttentionInterface
 
-    found: Callable[..., Any] = _part("transformers", AttentionInterface, "AttentionInterface.get_interface")
-    return found
+    lookup: Callable[..., Any] = _part("transformers", AttentionInterface, "AttentionInterface.get_interface")
+    return lookup
 
 
 def set_interface_lookup(lookup: Callable[..., Any]) -> None:
@@ -103,10 +103,10 @@ def set_batch_step(kind: type[Any], step: Callable[..., Any]) -> None:
 def requests_of(batches: Any) -> list[tuple[str, int, int]]:
     """The requests of the pass that a continuous batch is about to run: the name of each, the tokens that its pages
     hold before the pass, and those of the pass."""
-    found = _part("transformers", batches, "ContinuousBatchProcessor.inputs_and_outputs")
-    if hasattr(found, "io_pairs"):  # two batches at a time, on a GPU
-        found = found.io_pairs[found.current_pair].host_io
-    shares = _part("transformers", found, "ContinuousBatchingIOs.requests_in_batch")
+    batch_io = _part("transformers", batches, "ContinuousBatchProcessor.inputs_and_outputs")
+    if hasattr(batch_io, "io_pairs"):  # two batches at a time, on a GPU
+        batch_io = batch_io.io_pairs[batch_io.current_pair].host_io
+    shares = _part("transformers", batch_io, "ContinuousBatchingIOs.requests_in_batch")
     counts = [_part("transformers", share, "FutureRequestState.query_length") for share in shares]
     states = [(share.state, count) for share, count in zip(shares, counts, strict=True)]
     return [(state.request_id, state.position_offset - count, count) for state, count in states]
@@ -141,9 +141,9 @@ def mask_arguments(make: Callable[..., Any], args: Iterable[Any], kwargs: Mappin
     for name in ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function"):
         if name not in signature.parameters:  # the function would take it among its other keywords, and ignore it
             raise moved("transformers", f"mask functions' argument {name!r}")
-    given = dict(signature.bind(*args, **kwargs).arguments)
-    rest = given.pop("kwargs", {})
-    return given | rest
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    rest = arguments.pop("kwargs", {})
+    return arguments | rest
 
 
 def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -278,10 +278,10 @@ def written_by(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if not writes(operator):
         return []
     arguments = operator._schema.arguments
-    given = dict(zip([each.name for each in arguments], args, strict=False)) | dict(kwargs)
-    written = [given.get(each.name) for each in arguments if each.alias_info and each.alias_info.is_write]
-    flat = [each for value in written for each in (value if isinstance(value, list | tuple) else [value])]
-    return [each for each in flat if isinstance(each, Tensor)]
+    values = dict(zip([formal.name for formal in arguments], args, strict=False)) | dict(kwargs)
+    written = [values.get(formal.name) for formal in arguments if formal.alias_info and formal.alias_info.is_write]
+    flat = [item for value in written for item in (value if isinstance(value, list | tuple) else [value])]
+    return [item for item in flat if isinstance(item, Tensor)]
 
 
 def before_operations(see: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> AbstractContextManager[Any]:
@@ -371,8 +371,8 @@ def execution_devices(model: nn.Module) -> Iterable[Any]:
     hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
     if not hooks and hasattr(model, "hf_device_map"):
         raise moved("accelerate", "Module._hf_hook")
-    found = (getattr(hook, "execution_device", None) for hook in hooks)
-    return [device for device in found if device is not None]
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return [device for device in devices if device is not None]
 
 
 # torch: how long joined processes wait for each other, and whether one of them is gone

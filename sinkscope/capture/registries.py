@@ -56,8 +56,8 @@ class _Layered(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         thread = get_ident()
-        mine = (name for layer in self.layers if layer.thread == thread for name in layer.functions)
-        return iter(dict.fromkeys([*self.below, *mine]))
+        names = (name for layer in self.layers if layer.thread == thread for name in layer.functions)
+        return iter(dict.fromkeys([*self.below, *names]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -174,9 +174,9 @@ def _calls_flex(model: nn.Module) -> bool:
 
 
 def _configs(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
-    found: dict[int, tuple[PreTrainedConfig, nn.Module]] = {}
+    configs: dict[int, tuple[PreTrainedConfig, nn.Module]] = {}
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
-            found.setdefault(id(config), (config, module))
-    return list(found.values())
+            configs.setdefault(id(config), (config, module))
+    return list(configs.values())

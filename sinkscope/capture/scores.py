@@ -99,8 +99,8 @@ def attention_score(name: str, normalised: bool = False) -> Callable[[Weigh], We
 
 def score_of(name: str) -> Score:
     """The score of that name. Raises SinkscopeError where there is none, or its package does not load."""
-    found: Any = SCORES[name]
-    return found if isinstance(found, Score) else Score(found)
+    score: Any = SCORES[name]
+    return score if isinstance(score, Score) else Score(score)
 
 
 def normalises(name: str) -> bool:

@@ -45,24 +45,24 @@ class Shapes(dispatch_mode()):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given: list[Tensor] = []
-        _tensors((args, kwargs), given)
-        shaped = any(each.is_meta for each in given)
+        tensors: list[Tensor] = []
+        _tensors((args, kwargs), tensors)
+        shaped = any(tensor.is_meta for tensor in tensors)
         if kwargs.get("device") is not None:
             # What a model makes on the device of its weights, such as positions, has numbers of its own.
             kwargs = {**kwargs, "device": META if shaped else CPU}
         if not shaped:
             return func(*args, **kwargs)
-        if not all(each.is_meta for each in given):
+        if not all(tensor.is_meta for tensor in tensors):
             args, kwargs = _as_shapes(args), _as_shapes(kwargs)
         result = self._result(func, args, kwargs)
         made: list[Tensor] = []
         _tensors(result, made)
         if made:
-            known = {storage_number(each) for each in given if each.is_meta}
-            for each in made:
-                if each.is_meta and storage_number(each) not in known:
-                    self._hold(each)
+            storages = {storage_number(tensor) for tensor in tensors if tensor.is_meta}
+            for tensor in made:
+                if tensor.is_meta and storage_number(tensor) not in storages:
+                    self._hold(tensor)
         return result
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -96,8 +96,8 @@ def _as_shapes(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.to(META)
     if isinstance(value, list | tuple):
-        return type(value)([_as_shapes(each) for each in value])
-    return {name: _as_shapes(each) for name, each in value.items()} if isinstance(value, dict) else value
+        return type(value)([_as_shapes(item) for item in value])
+    return {name: _as_shapes(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _tensors(value: Any, found: list[Tensor]) -> None:
@@ -105,8 +105,8 @@ def _tensors(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, list | tuple):
-        for each in value:
-            _tensors(each, found)
+        for item in value:
+            _tensors(item, found)
     elif isinstance(value, dict):
-        for each in value.values():
-            _tensors(each, found)
+        for item in value.values():
+            _tensors(item, found)

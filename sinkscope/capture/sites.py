@@ -167,15 +167,15 @@ def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
 
 def head_counts(model: nn.Module, path: str) -> set[int]:
     """Every head count that the attention module, its parent or a configuration names; empty where none does."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for owner_path in (path, path.rpartition(".")[0]):
         owner = model.get_submodule(owner_path)
         for holder in (owner, getattr(owner, "config", None), getattr(model, "config", None)):
             counts = (getattr(holder, name, None) for name in HEAD_COUNTS)
-            found.update(count for count in counts if isinstance(count, int))
+            numbers.update(count for count in counts if isinstance(count, int))
             several = (getattr(holder, name, None) for name in HEAD_COUNTS)
-            found.update(n for counts in several if isinstance(counts, list | tuple) for n in counts)
-    return found
+            numbers.update(n for counts in several if isinstance(counts, list | tuple) for n in counts)
+    return numbers
 
 
 def _under(path: str, ancestor: str) -> bool:

@@ -103,10 +103,10 @@ class Steps:
             return call
         tensors = call.key, call.value
         if groups % now == 0:
-            key, value = (each.repeat_interleave(groups // now, 1) for each in tensors)
+            key, value = (tensor.repeat_interleave(groups // now, 1) for tensor in tensors)
             return replace(call, key=key, value=value)
-        if now % groups == 0 and all(_repeated(each, now // groups) for each in tensors):
-            key, value = (each[:, :: now // groups] for each in tensors)
+        if now % groups == 0 and all(_repeated(tensor, now // groups) for tensor in tensors):
+            key, value = (tensor[:, :: now // groups] for tensor in tensors)
             return replace(call, key=key, value=value)
         raise SinkscopeError(f"{self.name} attends with {now} KV heads after {groups} in an earlier pass: not read")
 
@@ -126,15 +126,15 @@ class Steps:
             same = self._held.sliced(key, value, self._slots - past, self.name)
         else:
             taken = before.of_next()
-            known = (joined(each, taken, 2)[:, :, :past] for each in (self._keys, self._values))
-            same = self._slots == self._rows and all(map(torch.equal, (key, value), known))
+            earlier = (joined(pieces, taken, 2)[:, :, :past] for pieces in (self._keys, self._values))
+            same = self._slots == self._rows and all(map(torch.equal, (key, value), earlier))
         return self._slots - past if same else 0
 
     def take_back(self, taken: list[Taken]) -> None:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
         if not self._keys or self.cross:
             return
-        left = sum(each.of(keys, 2).shape[2] for each, keys in zip(taken, self._keys, strict=True))
+        left = sum(part.of(keys, 2).shape[2] for part, keys in zip(taken, self._keys, strict=True))
         gone, self._rows = self._rows - left, left
         self._slots -= gone
         self._sums.cut(gone)
@@ -187,11 +187,11 @@ class Steps:
         new, keys = call.lengths
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
         dropped = offset > 0 and past != self._rolling and not _windowed(call, self._rows)
-        found = (self._held is not None or dropped) and self._find(call, past, passes)
-        if past > 0 and not found and self._heard:
+        anew = (self._held is not None or dropped) and self._find(call, past, passes)
+        if past > 0 and not anew and self._heard:
             changed = self._sums.changed(call.key, call.value, past)
             if len(self._heard) == 1 or changed.device.type == "cpu":  # a press acts after the first pass, if it does
-                found = bool(changed) and self._find(call, past, passes, changed=True)
+                anew = bool(changed) and self._find(call, past, passes, changed=True)
             else:
                 self.changed.append(changed)
         if self._held is not None:
@@ -200,7 +200,7 @@ class Steps:
         fresh = [tensor if own else tensor[:, :, past:].clone() for tensor in (call.key, call.value)]
         if self._held is not None:
             self._held.grow(*fresh)
-        self._sums.keep(call.key, call.value, past, anew=found)
+        self._sums.keep(call.key, call.value, past, anew=anew)
         self._slots = keys
         self._keys.append(fresh[0])
         self._values.append(fresh[1])
@@ -248,7 +248,7 @@ class Steps:
             return Whole(first, call, first.parts, first.query, key, value, first.output, first.projected, stream)
         call = self._joined_call(known, taken)
         output, read_next = (
-            _along([getattr(each, name) for each in self._heard], taken, 1) for name in ("output", "projected")
+            _along([getattr(heard, name) for heard in self._heard], taken, 1) for name in ("output", "projected")
         )
         return Whole(
             first, call, None, call.query, call.key, call.value, output, read_next, partial(self._stream, taken)
@@ -258,7 +258,7 @@ class Steps:
         calls = self._calls
         query = joined([call.query for call in calls], taken, 2)
         if self.cross:
-            key, value = (taken[0].batch(each[0]) for each in (self._keys, self._values))
+            key, value = (taken[0].batch(pieces[0]) for pieces in (self._keys, self._values))
         else:
             key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
         for call, visible in zip(calls, self._visible, strict=True):
@@ -283,22 +283,22 @@ class Steps:
     def _edges(self, edge: int, taken: list[Taken]) -> Tensor:
         """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""
         rows = []
-        for visible, offset, each in zip(self._visible, self._offsets, taken, strict=True):
+        for visible, offset, part in zip(self._visible, self._offsets, taken, strict=True):
             assert visible.spans is not None
-            rows.append(each.shared(torch.where(visible.counts > 0, visible.spans[edge] + offset, 0), 2))
+            rows.append(part.shared(torch.where(visible.counts > 0, visible.spans[edge] + offset, 0), 2))
         sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
         return torch.cat([row.expand(*sizes, -1) for row in rows], 2)
 
     def _stream(self, taken: list[Taken], block: str | None) -> Stream:
         module = self._heard[0].module
         return Stream(
-            self._over(block, taken, lambda each: each.given), self._over(module, taken, lambda each: each.given),
-            self._over(block, taken, lambda each: each.returned),
+            self._over(block, taken, lambda call: call.given), self._over(module, taken, lambda call: call.given),
+            self._over(block, taken, lambda call: call.returned),
         )  # fmt: skip
 
     def _over(self, path: str | None, taken: list[Taken], of: Callable[[Around], Kept | None]) -> Tensor | None:
-        found = [None if path not in each else of(each[path]) for each in self._around if path is not None]
-        return _along([None if kept is None else kept.unwritten for kept in found], taken, 1) if found else None
+        pieces = [None if path not in by_path else of(by_path[path]) for by_path in self._around if path is not None]
+        return _along([None if kept is None else kept.unwritten for kept in pieces], taken, 1) if pieces else None
 
 
 def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor | None:

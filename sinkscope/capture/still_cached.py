@@ -82,19 +82,19 @@ class Taking:
         return self._taken(self._moves)
 
     def _taken(self, moves: list[Tensor | None]) -> list[Taken]:
-        found, rows = list[Taken](), None
+        taken, rows = list[Taken](), None
         for number in reversed(range(len(self._tokens))):
             move = moves[number] if number < len(moves) else None
             if move is not None:
                 rows = move if rows is None else move[rows]
-            found.append(Taken(rows, self._tokens[number] if self._cut[number] else None))
-        return found[::-1]
+            taken.append(Taken(rows, self._tokens[number] if self._cut[number] else None))
+        return taken[::-1]
 
 
 def joined(pieces: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
     """The tokens of all passes along an axis, in the last pass's order of sequences."""
-    found = [each.of(piece, axis) for piece, each in zip(pieces, taken, strict=True)]
-    return found[0] if len(found) == 1 else torch.cat(found, axis)
+    kept = [part.of(piece, axis) for piece, part in zip(pieces, taken, strict=True)]
+    return kept[0] if len(kept) == 1 else torch.cat(kept, axis)
 
 
 # Which tokens' keys a cache still holds, where it has dropped some of them.
@@ -159,20 +159,20 @@ class StillCached:
             return False
         rest[..., -count:] = False
         tokens, known = self._tokens(marks(keys, values), name)
-        found = torch.zeros_like(self.end).scatter_reduce_(2, tokens, known.long(), "amax") > 0
-        return torch.equal(found & seen, rest & seen)
+        held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, known.long(), "amax") > 0
+        return torch.equal(held & seen, rest & seen)
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
         """A pass brought the keys and values of new tokens, which its cache holds."""
-        found = marks(keys, values)
-        self._marks = torch.cat([self._marks, found], 2)
-        self.end = torch.cat([self.end, torch.full_like(found, HELD)], 2)
-        self._seen = torch.cat([self._seen, self._seen.new_ones(len(found), found.shape[2])], 1)
+        new_marks = marks(keys, values)
+        self._marks = torch.cat([self._marks, new_marks], 2)
+        self.end = torch.cat([self.end, torch.full_like(new_marks, HELD)], 2)
+        self._seen = torch.cat([self._seen, self._seen.new_ones(len(new_marks), new_marks.shape[2])], 1)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""
         rows = rows.to(self.end.device)
-        self._marks, self.end, self._seen = (each[rows] for each in (self._marks, self.end, self._seen))
+        self._marks, self.end, self._seen = (tensor[rows] for tensor in (self._marks, self.end, self._seen))
 
     def cut(self, length: int) -> None:
         """The cache took back the tokens from `length` on."""
@@ -207,10 +207,10 @@ class SlotSums:
     def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
         last pass: one truth, on the tensors' device."""
-        found = _slot_sums(keys[:, :, :past], values[:, :, :past])
-        if self._sums is None or self._sums[:, -past:].shape != found.shape:
+        sums = _slot_sums(keys[:, :, :past], values[:, :, :past])
+        if self._sums is None or self._sums[:, -past:].shape != sums.shape:
             return torch.ones((), dtype=torch.bool, device=keys.device)
-        return (found != self._sums[:, -past:]).any()
+        return (sums != self._sums[:, -past:]).any()
 
     def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
         """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""

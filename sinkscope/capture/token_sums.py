@@ -91,8 +91,8 @@ def _read(loop: ModuleType, x: Tokens, whole: bool) -> dict[str, Any]:
     facts, units = torch.empty(4, sequences, tokens), torch.empty(sequences, 1, width + 1)
     loops.run(loop.read_tokens, loops.in_rows(x), whole, facts.numpy(), units.numpy())
     unit_sum = units[:, 0, :-1], units[:, 0, -1]
-    found = {"norms": facts[loop.NORM], "products": facts[loop.PRODUCT], "unit_sum": unit_sum}
-    return {**found, "peaks": facts[loop.PEAK], "kurtosis": facts[loop.KURTOSIS]} if whole else found
+    sums = {"norms": facts[loop.NORM], "products": facts[loop.PRODUCT], "unit_sum": unit_sum}
+    return {**sums, "peaks": facts[loop.PEAK], "kurtosis": facts[loop.KURTOSIS]} if whole else sums
 
 
 def kurtosis(x: Float[Tensor, "... channel"]) -> Float[Tensor, "..."]:  # noqa: UP037
@@ -100,13 +100,13 @@ def kurtosis(x: Float[Tensor, "... channel"]) -> Float[Tensor, "..."]:  # noqa: 
     takes KURTOSIS_ROWS tokens at a time, which its caches hold: three times as fast as all at once."""
     rows = x.reshape(-1, x.shape[-1])
     pieces = rows.split(KURTOSIS_ROWS) if x.device.type == "cpu" else (rows,)
-    found = []
+    kurtoses = []
     for piece in pieces:
         exact = as_widest(piece)
         squares = (exact - exact.mean(-1, keepdim=True)).square_()
         second = squares.mean(-1)
-        found.append(squares.square_().mean(-1) / second.square() - 3.0)
-    return torch.cat(found).view(x.shape[:-1])
+        kurtoses.append(squares.square_().mean(-1) / second.square() - 3.0)
+    return torch.cat(kurtoses).view(x.shape[:-1])
 
 
 def inverse(norms: Tensor) -> Tensor:

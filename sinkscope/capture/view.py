@@ -286,11 +286,11 @@ class _Memory:
         if isinstance(value, SEALED):
             kind: Any = type(value)
             copy: Any = object.__new__(_sealed_class(kind))
-            vars(copy).update({name: self.seal(own) for name, own in vars(value).items()})
+            vars(copy).update({name: self.seal(attribute) for name, attribute in vars(value).items()})
             return copy
         if type(value) in (list, tuple):
-            return type(value)(self.seal(each) for each in value)
-        return {key: self.seal(each) for key, each in value.items()} if isinstance(value, dict) else value
+            return type(value)(self.seal(item) for item in value)
+        return {key: self.seal(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     def _note(self, tensor: Tensor) -> None:
         begin, size = self._place(tensor)

@@ -194,7 +194,7 @@ class Views:
 
     def view(self, pending: Pending, own: Part, stream: Stream) -> LayerView:
         """The view of one part of a call."""
-        site, (_, cut, sums, found) = pending.site, own
+        site, (_, cut, sums, facts) = pending.site, own
 
         def part(tensor: Tensor | None, axis: int) -> Tensor | None:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
@@ -222,22 +222,22 @@ class Views:
             attention_input=tokens(stream.read),
             residual_out=tokens(stream.leaving),
             head_mean=self.head_mean,
-            readings=found,
+            readings=facts,
             layer_heads=site.heads if self.layer_heads is None else self.layer_heads(site),
         )
 
     def _head_factors(self, site: Site) -> Tensor | None:
         if site.projection is None or site.value_dim is None:
             return None
-        known = self._factors.get(site.projection)
-        if known is not None and not self.weights_change:
-            return known[1]
+        entry = self._factors.get(site.projection)
+        if entry is not None and not self.weights_change:
+            return entry[1]
         weight = projection_weight(self.model.get_submodule(site.projection), site.heads * site.value_dim)
         bits = mark(weight) if self.weights_change else None
-        if known is None or known[0] != bits:
-            known = bits, factors_of(weight, site.heads, site.value_dim)
-            self._factors[site.projection] = known
-        return known[1]
+        if entry is None or entry[0] != bits:
+            entry = bits, factors_of(weight, site.heads, site.value_dim)
+            self._factors[site.projection] = entry
+        return entry[1]
 
 
 def _cut_map(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:

@@ -130,8 +130,8 @@ class AdapterFolder:
     def joined_hash(self, base: str | None) -> str:
         """SHA-256 over the hash of the base's weights and those of the adapter's files."""
         digest = hashlib.sha256(f"{base}\n".encode())
-        for name, own in sorted(self.files.items()):
-            digest.update(f"{name}:{own}\n".encode())
+        for name, file_hash in sorted(self.files.items()):
+            digest.update(f"{name}:{file_hash}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -231,11 +231,11 @@ def _check_kind(name: str, kind: str) -> None:
     """Raises SinkscopeError for a kind of adapter that the installed peft does not know, or that cannot be measured."""
     from peft import PeftType
 
-    known = [each.value for each in PeftType]
-    if kind not in known:
+    kinds = [member.value for member in PeftType]
+    if kind not in kinds:
         raise SinkscopeError(
             f"{name}: {CONFIG} names the kind {kind[:80]!r}, which peft {version('peft')} does not have: update peft, "
-            f"or download the adapter again{did_you_mean(kind, known)}"
+            f"or download the adapter again{did_you_mean(kind, kinds)}"
         )
     reason = NOT_MEASURED.get(kind)
     if reason is not None:
@@ -250,12 +250,12 @@ def _named(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if depth > DEEPEST:
             raise SinkscopeError(f"{name}: {CONFIG} is damaged: its values are nested too deeply")
         if isinstance(value, dict):
-            yield from ((str(key), each) for key, each in value.items())
+            yield from ((str(key), inner) for key, inner in value.items())
         if isinstance(value, dict | list):
-            rest += [(each, depth + 1) for each in (value.values() if isinstance(value, dict) else value)]
+            rest += [(inner, depth + 1) for inner in (value.values() if isinstance(value, dict) else value)]
 
 
 def _numbers(value: Any) -> list[int | float]:
     """A number, or those that a dictionary holds by name."""
     values = list(value.values()) if isinstance(value, dict) else [value]
-    return [each for each in values if isinstance(each, int | float)]
+    return [number for number in values if isinstance(number, int | float)]

@@ -174,8 +174,10 @@ def _absent(adapted: Any, missing: set[str]) -> list[str]:
     """Names of the adapter's own weights that no tensor of the file has filled, under any of their names."""
     named = {key: weight for key, weight in adapted.state_dict(keep_vars=True).items() if isinstance(weight, Tensor)}
     filled = {id(weight) for key, weight in named.items() if key not in missing}
-    own = marks_of_adapter(adapted)
-    return sorted(key for key, weight in named.items() if any(part in key for part in own) and id(weight) not in filled)
+    marks = marks_of_adapter(adapted)
+    return sorted(
+        key for key, weight in named.items() if any(part in key for part in marks) and id(weight) not in filled
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -127,8 +127,8 @@ class Checkpoint:
             table = getattr(module, "position_embeddings", None)
             if isinstance(table, nn.Embedding) and table.padding_idx is not None:
                 return table.num_embeddings - table.padding_idx - 1
-        own = configuration(self.model)
-        config = None if own is None else own.get_text_config()
+        whole_config = configuration(self.model)
+        config = None if whole_config is None else whole_config.get_text_config()
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
             limit = getattr(config, key, None)
             if isinstance(limit, int) and limit > 0:

@@ -124,8 +124,8 @@ def check_keys(name: str, model: nn.Module, report: dict[str, Any]) -> list[str]
     be random numbers. Heads (of a language model, a classifier, a pooler) may be missing or left over.
     """
     missing, mismatched, unexpected = loading_report(report)
-    for key, found, needed in mismatched:
-        raise SinkscopeError(f"{name}: {key} has shape {tuple(found)}, its config.json asks for {tuple(needed)}")
+    for key, shape, needed in mismatched:
+        raise SinkscopeError(f"{name}: {key} has shape {tuple(shape)}, its config.json asks for {tuple(needed)}")
     harmful = [key for key in missing if "pooler" not in key.lower()]
     if harmful:
         raise SinkscopeError(f"{name} lacks weights that {type(model).__name__} needs: {_first_of(harmful)}")
@@ -157,13 +157,13 @@ def _of_layers(model: nn.Module, keys: Iterable[str]) -> list[str]:
     """Returns the keys of weights inside the model's lists of layers, including layers past a list's end."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # checkpoints are saved with and without their head
     lists = {path.removeprefix(prefix) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    found = []
+    layer_keys = []
     for key in keys:
         parts = key.removeprefix(prefix).split(".")
         above = {".".join(parts[:depth]) for depth, part in enumerate(parts) if part.isdigit()}
         if above & lists and not _is_buffer(model, parts, prefix):
-            found.append(key)
-    return found
+            layer_keys.append(key)
+    return layer_keys
 
 
 def _is_buffer(model: nn.Module, parts: list[str], prefix: str) -> bool:
@@ -190,8 +190,8 @@ def need_causal(name: str, classes: list[str]) -> None:
     """
     from sinkscope.capture.private_doors import causal_class_names
 
-    known = causal_class_names()
-    if not any(each in known or each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes):
+    causal = causal_class_names()
+    if not any(class_name in causal or class_name.endswith(("ForCausalLM", "LMHeadModel")) for class_name in classes):
         raise NotCausal(
             f"{name} is not a causal language model ({', '.join(classes) or 'no architecture named'}): without a "
             "next-token head it predicts no text"

@@ -115,13 +115,13 @@ class Transfer:
 
 
 def _patience() -> float:
-    given = os.environ.get(SETTING)
+    value = os.environ.get(SETTING)
     try:
-        seconds = float(given) if given else PATIENCE
+        seconds = float(value) if value else PATIENCE
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise SinkscopeError(f"{SETTING}={given} is not a number of seconds above 0")
+        raise SinkscopeError(f"{SETTING}={value} is not a number of seconds above 0")
     return seconds
 
 
@@ -134,10 +134,10 @@ def download(name: str, file: str, commit: str, transfer: Transfer, most: int | 
     from huggingface_hub import hf_hub_download
 
     path = Path(hf_hub_download(name, file, revision=commit, tqdm_class=_bar(file, transfer, most)))
-    found = path.parents[len(PurePosixPath(file).parts) - 1].name
-    if found != commit:
+    sent_commit = path.parents[len(PurePosixPath(file).parts) - 1].name
+    if sent_commit != commit:
         raise SinkscopeError(
-            f"the hub gave {file} of {name} from commit {found}, and was asked for {commit}: try again"
+            f"the hub gave {file} of {name} from commit {sent_commit}, and was asked for {commit}: try again"
         )
     return path
 
@@ -222,7 +222,7 @@ def cache_of(name: str) -> Path:
 def cached_commits(name: str) -> list[str]:
     """The commits of a hub id that the cache holds files of, sorted."""
     with suppress(OSError):
-        return sorted(each.name for each in (cache_of(name) / "snapshots").iterdir() if COMMIT.fullmatch(each.name))
+        return sorted(path.name for path in (cache_of(name) / "snapshots").iterdir() if COMMIT.fullmatch(path.name))
     return []
 
 
@@ -237,8 +237,8 @@ def find_snapshot(name: str, revision: str | None) -> Snapshot | None:
     A branch and a tag are known by `refs`, a commit by its folder, the beginning of a hash by the one folder that
     begins so. sinkscope once kept no `refs`: without any, the only snapshot there is stands for the main branch.
     """
-    commits, asked, warning = cached_commits(name), revision or MAIN, None
-    commit = asked if COMMIT.fullmatch(asked) else _named(name, asked)
+    commits, ref, warning = cached_commits(name), revision or MAIN, None
+    commit = ref if COMMIT.fullmatch(ref) else _named(name, ref)
     if commit is None and revision is None and len(commits) == 1 and not _has_refs(name):
         commit = commits[0]
         warning = (
@@ -246,9 +246,7 @@ def find_snapshot(name: str, revision: str | None) -> Snapshot | None:
             "measured; one scan with the hub in reach settles it"
         )
     if commit is None and revision is not None:
-        near = [
-            each for each in commits if each == revision or (SHORT.fullmatch(revision) and each.startswith(revision))
-        ]
+        near = [sha for sha in commits if sha == revision or (SHORT.fullmatch(revision) and sha.startswith(revision))]
         commit = near[0] if len(near) == 1 else None
     return Snapshot(commit, cache_of(name) / "snapshots" / commit, warning) if commit in commits and commit else None
 

@@ -87,7 +87,7 @@ class Forward:
         if inputs.is_floating_point():
             name, inputs = self.signal or "inputs_embeds", inputs.to(next(self.model.parameters()).dtype)
         else:
-            name = next((each for each in ("input_ids", "inputs") if each in self._accepted), "")  # Perceiver: inputs
+            name = next((key for key in ("input_ids", "inputs") if key in self._accepted), "")  # Perceiver: inputs
         with quiet_logs():
             if not name:  # a module that is no transformers model takes its tokens first, whatever their name
                 return self.model(inputs, **accepted)

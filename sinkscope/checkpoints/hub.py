@@ -174,7 +174,7 @@ def _ask(name: str, revision: str | None) -> Listing:
         raise _OutOfReach(_out_of_reach(error)) from None
     if not COMMIT.fullmatch(str(info.sha)):
         raise SinkscopeError(f"the hub names no commit of {name}: it does not answer as a model hub does")
-    sizes = {each.rfilename: _size(each) for each in info.siblings or []}
+    sizes = {file.rfilename: _size(file) for file in info.siblings or []}
     return Listing(name, revision, str(info.sha), sizes)
 
 
@@ -246,10 +246,10 @@ def _cached(name: str, revision: str | None, why: str) -> HubModel:
         raise SinkscopeError(f"{why} and {name!r} is neither a folder nor in its cache{near_hub_names(name)}")
     snapshot = find_snapshot(name, revision)
     if snapshot is None:
-        asked = "its main branch" if revision is None else f"{revision!r}"
+        wanted = "its main branch" if revision is None else f"{revision!r}"
         held = ", ".join(commits[:3]) + (", ..." if len(commits) > 3 else "")
         raise SinkscopeError(
-            f"{why} and the cache of {name} does not say which commit {asked} is: scan it once with the hub in reach, "
+            f"{why} and the cache of {name} does not say which commit {wanted} is: scan it once with the hub in reach, "
             f"or give --revision with one that the cache holds ({held})"
         )
     files = {file.name for file in snapshot.folder.iterdir() if file.exists()}
@@ -342,13 +342,13 @@ WELL_KNOWN = (
 
 def near_hub_names(name: str) -> str:
     """`; did you mean ID?` where a hub id is near a well-known one, or near one in the hub's cache; else empty."""
-    known = [each for each in known_hub_names() if each != name]
-    by_part = {each.rpartition("/")[2]: each for each in known}
-    near = did_you_mean(name, [f"example:{each}" for each in EXAMPLES] if ":" in name else known)
+    hub_names = [hub_name for hub_name in known_hub_names() if hub_name != name]
+    by_part = {hub_name.rpartition("/")[2]: hub_name for hub_name in hub_names}
+    near = did_you_mean(name, [f"example:{example}" for example in EXAMPLES] if ":" in name else hub_names)
     if near or "/" in name:
         return near
-    found = by_part.get(name)
-    return f"; did you mean {found}?" if found else did_you_mean(name, by_part)
+    full_name = by_part.get(name)
+    return f"; did you mean {full_name}?" if full_name else did_you_mean(name, by_part)
 
 
 def known_hub_names() -> list[str]:

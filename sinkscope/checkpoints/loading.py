@@ -137,11 +137,11 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     weights in memory, or with weights that hold NaN or infinity; with `head`, also for a model that is not a causal
     language model.
     """
-    given = model
+    outer = model
     model = inner_model(model) if isinstance(model, nn.Module) else model
     if not isinstance(model, nn.Module):
         raise SinkscopeError(
-            f"a model (torch.nn.Module) or a name is needed, not {type(given).__name__}: where it holds one, give that"
+            f"a model (torch.nn.Module) or a name is needed, not {type(outer).__name__}: where it holds one, give that"
         )
     if head:
         need_causal(type(model).__name__, [type(model).__name__])
@@ -149,7 +149,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
         unpack(model)
     base = model if head or configuration(model) is None else inner_model(unwrapped(model))
     check_object(base)
-    name = wrapped_name(given)
+    name = wrapped_name(outer)
     check_experts(name, base)
     check_finite(name, base)
     checkpoint = Checkpoint(name, base, tokenizer, _named(name, tokenizer))
@@ -236,8 +236,8 @@ def pick_dtype(name: str) -> torch.dtype | str:
     if name == "auto":
         return "auto"
     check_dtype(name)
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
@@ -307,9 +307,9 @@ def _named_classes(config: Any) -> list[Any]:
     import transformers
 
     names = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
-    found = [getattr(transformers, name, None) for name in names]
+    classes = [getattr(transformers, name, None) for name in names]
     base = base_class(config)
-    return [each for each in found if isinstance(each, type) and issubclass(each, nn.Module) and each is not base]
+    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not base]
 
 
 def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:

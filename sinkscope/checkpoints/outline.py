@@ -60,15 +60,15 @@ def outlined(name: str, options: LoadOptions) -> Outline:
 
     Raises SinkscopeError, in one line, for a name that leads to no configuration, or to one that no model is made of.
     """
-    with quiet_transformers(bars_too=True), _found(name, options.revision) as found:
-        config = _configuration(name, found, options)
+    with quiet_transformers(bars_too=True), _found(name, options.revision) as place:
+        config = _configuration(name, place, options)
         if options.head:
             need_causal(name, getattr(config, "architectures", None) or [])
-        dtype, notes = _dtype(config, options, found.gguf is not None)
+        dtype, notes = _dtype(config, options, place.gguf is not None)
         model = _made(name, config, options, dtype)
-    facts = {"id": name, "revision": found.commit, "weight_bytes": found.weight_bytes, "dtype": _short(dtype)}
+    facts = {"id": name, "revision": place.commit, "weight_bytes": place.weight_bytes, "dtype": _short(dtype)}
     outline = Outline(name, model, None, facts, "only the configuration was read", notes=notes)
-    outline.warnings += [found.warning] if found.warning else []
+    outline.warnings += [place.warning] if place.warning else []
     return outline
 
 
@@ -95,8 +95,8 @@ def _found(name: str, revision: str | None) -> Iterator[_Found]:
     if revision is not None and (name.startswith("example:") or path.exists()):
         raise SinkscopeError(f"--revision {revision!r} is for hub ids; {name} is on this machine")
     if name.startswith("example:"):
-        with _of_example(name.removeprefix("example:")) as found:
-            yield found
+        with _of_example(name.removeprefix("example:")) as place:
+            yield place
     elif path.suffix == ".gguf" or path.is_file():
         check_gguf(name, path)
         yield _Found(path.parent.resolve(), path.name, weight_bytes=path.stat().st_size)
@@ -148,18 +148,18 @@ def _configuration(name: str, found: _Found, options: LoadOptions) -> Any:
 
 def _dtype(config: Any, options: LoadOptions, gguf: bool) -> tuple[torch.dtype, list[str]]:
     """The dtype that a scan loads the weights in, and what of that is a guess."""
-    asked = pick_dtype(options.dtype)
+    dtype = pick_dtype(options.dtype)
     notes = []
     if getattr(config, "quantization_config", None) is not None and not gguf:
         notes.append(
             "the weights are quantised: they are counted in the dtype that they would have otherwise, which is more"
         )
-    if isinstance(asked, torch.dtype):
-        return asked, notes
-    own = None if gguf else getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    if own is None and not gguf:
+    if isinstance(dtype, torch.dtype):
+        return dtype, notes
+    config_dtype = None if gguf else getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if config_dtype is None and not gguf:
         notes.append("the configuration names no dtype: float32 is assumed, and the weights may have another")
-    return own if isinstance(own, torch.dtype) else torch.float32, notes
+    return config_dtype if isinstance(config_dtype, torch.dtype) else torch.float32, notes
 
 
 def _made(name: str, config: Any, options: LoadOptions, dtype: torch.dtype) -> nn.Module:

@@ -59,9 +59,9 @@ def watching_gguf(opened: Callable[[Any], None], converted: Callable[[Any], None
 
 
 def _told(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    def telling(*given: Any, **options: Any) -> Any:
-        made = function(*given, **options)
-        for watcher in [each for each in _watchers if each[0] == threading.get_ident()]:
+    def telling(*arguments: Any, **options: Any) -> Any:
+        made = function(*arguments, **options)
+        for watcher in [entry for entry in _watchers if entry[0] == threading.get_ident()]:
             watcher[place](made)  # type: ignore[operator]
         return made
 
@@ -153,8 +153,8 @@ def marks_of_adapter(adapted: Any) -> tuple[str, str]:
 
 def unsuitable_class(error: Exception) -> str | None:
     """The class of the module that peft cannot adapt; None for another error."""
-    found = re.match(r"Target module (\w+)\(", str(error))
-    return found and found[1]
+    match = re.match(r"Target module (\w+)\(", str(error))
+    return match and match[1]
 
 
 def misshapen(error: Exception) -> str | None:

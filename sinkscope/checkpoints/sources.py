@@ -184,13 +184,13 @@ def _check_safetensors(file: Path) -> None:
 def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:
     from sinkscope.checkpoints.hub import find_on_hub
 
-    found = find_on_hub(name, revision)
-    pickled = not _safe(found.weights)
+    hub_model = find_on_hub(name, revision)
+    pickled = not _safe(hub_model.weights)
     if pickled:
         _require_allow_pickle(name, allow_pickle)
     return Source(
-        name, name, revision=found.commit, pickled=pickled, weights=found.weights, listing=found.listing,
-        warning=found.warning,
+        name, name, revision=hub_model.commit, pickled=pickled, weights=hub_model.weights, listing=hub_model.listing,
+        warning=hub_model.warning,
     )  # fmt: skip
 
 
@@ -243,11 +243,11 @@ def _refuse_slip(name: str) -> None:
     the hub would be asked for long before it said no."""
     path = Path(name)
     try:
-        beside = [each.name for each in path.parent.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return
     if "/" in name:  # as in OWNER/NAME of the hub, unless runs stand there
-        beside = [f"{path.parent}/{each}" for each in beside if (path.parent / each / "manifest.json").is_file()]
+        beside = [f"{path.parent}/{folder}" for folder in beside if (path.parent / folder / "manifest.json").is_file()]
     near = did_you_mean(str(path), beside) if path.name else ""
     if near:
         raise SinkscopeError(f"no folder {name!r}{near} A model of the hub is named with its owner, OWNER/NAME")

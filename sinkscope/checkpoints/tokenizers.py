@@ -56,9 +56,9 @@ def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
     """
     from transformers import GenerationConfig
 
-    given = dict(origin)
+    options = dict(origin)
     try:
-        config = GenerationConfig.from_pretrained(given.pop("pretrained_model_name_or_path", None), **given)
+        config = GenerationConfig.from_pretrained(options.pop("pretrained_model_name_or_path", None), **options)
     except (OSError, ValueError, TypeError):  # the checkpoint has no such file
         return {}
     languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)

@@ -72,9 +72,9 @@ def check_counts(place: str, config: Any) -> None:
         if depth > DEEPEST:
             raise SinkscopeError(f"{place}: config.json is damaged: its values are nested too deeply")
         if isinstance(value, dict):
-            rest += [(str(key), each, depth + 1) for key, each in value.items()]
+            rest += [(str(key), inner, depth + 1) for key, inner in value.items()]
         elif isinstance(value, list):
-            rest += [(name, each, depth + 1) for each in value]
+            rest += [(name, inner, depth + 1) for inner in value]
         elif isinstance(value, int) and value > MOST_COUNTED and COUNT.search(name):
             raise SinkscopeError(
                 f"{place}: config.json says {name} {value}, and at most {MOST_COUNTED:,} is possible: it is damaged, "
@@ -207,9 +207,9 @@ class Hashing:
 
     def _hash(self, file: Path) -> str:
         began = time.perf_counter()
-        found = sha256_of_file(file, self._left)
+        digest = sha256_of_file(file, self._left)
         self._spent[file] = time.perf_counter() - began
-        return found
+        return digest
 
 
 def sha256_of_file(file: Path, stopped: threading.Event | None = None) -> str:
@@ -245,5 +245,5 @@ def settings_sha256(origin: dict[str, Any]) -> dict[str, str]:
     folder = Path(str(origin.get("pretrained_model_name_or_path", "")))
     if not origin or not folder.is_dir():
         return {}
-    found = [folder / name for name in SETTINGS if (folder / name).is_file()]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    paths = [folder / name for name in SETTINGS if (folder / name).is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

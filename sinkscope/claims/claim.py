@@ -58,8 +58,8 @@ def share(flags: Iterable[Any]) -> Number:
     """How many are true of all: the share, with Wilson's interval."""
     from scipy.stats import binomtest
 
-    found = np.asarray(list(flags), dtype=bool)
-    count, total = int(found.sum()), len(found)
+    outcomes = np.asarray(list(flags), dtype=bool)
+    count, total = int(outcomes.sum()), len(outcomes)
     if not total:
         return Number("0 of 0")
     interval = binomtest(count, total).proportion_ci(method="wilson")
@@ -201,9 +201,9 @@ PAPERS = ("ran_milo", "lampert", "gu")
 def _built_in() -> dict[str, str]:
     home = Path(str(files("sinkscope") / "claims"))
     return {
-        each.name.replace("_", "-"): f"sinkscope.claims.{paper}.{each.name}:CLAIM"
+        module.name.replace("_", "-"): f"sinkscope.claims.{paper}.{module.name}:CLAIM"
         for paper in PAPERS
-        for each in pkgutil.iter_modules([str(home / paper)])
+        for module in pkgutil.iter_modules([str(home / paper)])
     }
 
 
@@ -216,5 +216,5 @@ def chosen_claims(names: Sequence[str] = ()) -> list[Claim]:
     Raises SinkscopeError for a name that is no claim.
     """
     wanted = [CLAIMS[name] for name in dict.fromkeys(names)] if names else CLAIMS.values()
-    papers = list(dict.fromkeys(each.paper for each in CLAIMS.values()))
-    return sorted(wanted, key=lambda each: (papers.index(each.paper), each.place, each.name))
+    papers = list(dict.fromkeys(claim.paper for claim in CLAIMS.values()))
+    return sorted(wanted, key=lambda claim: (papers.index(claim.paper), claim.place, claim.name))

@@ -28,7 +28,7 @@ class Evidence:
         """Raises NotTested where nothing was measured."""
         self.run = run
         there = set(run.sequences["domain"])
-        named = [each for each in run.manifest.data if each.domain in there]
+        named = [data for data in run.manifest.data if data.domain in there]
         if not named:
             raise NotTested("the run holds no sequence")
         self.data = named[0]
@@ -47,27 +47,27 @@ class Evidence:
         """A row for each head: means over sequences, and the columns that are known for the run as a whole."""
         rows = self.sequences[self.sequences["head"].notna()].astype({"head": int})
         table = _means(rows, PLACE)
-        for name, other in self.run.measured.items():
-            if {*PLACE} <= {*other.columns}:
+        for name, extra in self.run.measured.items():
+            if {*PLACE} <= {*extra.columns}:
                 table = self._joined(table, name)
         return table
 
     def _joined(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """With the columns of a table that has one row for each head; other tables add nothing."""
-        other = self.of_text(name)
-        kept = [column for column in other if column not in table or column in PLACE]
-        return table if other.duplicated(PLACE).any() else table.merge(other[kept], on=PLACE, how="left")
+        extra = self.of_text(name)
+        kept = [column for column in extra if column not in table or column in PLACE]
+        return table if extra.duplicated(PLACE).any() else table.merge(extra[kept], on=PLACE, how="left")
 
     @cached_property
     def layers(self) -> pd.DataFrame:
         """A row for each layer: means over sequences, `sink_heads` and `mean_bos_mass`."""
         table = _means(self.sequences[self.sequences["head"].isna()].drop(columns="head"), LAYER)
         per = self.heads.groupby(LAYER, sort=False)
-        found = per.agg(
+        summary = per.agg(
             heads=("head", "size"), mean_bos_mass=("bos_mass", "mean"),
             sink_heads=("sink_score", lambda values: int((values > EPSILON).sum())),
         ).reset_index()  # fmt: skip
-        return table.merge(found, on=LAYER)
+        return table.merge(summary, on=LAYER)
 
     def of_text(self, name: str) -> pd.DataFrame:
         """A table of a question, the rows of this text. Raises NotTested where the run has none."""

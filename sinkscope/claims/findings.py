@@ -38,12 +38,12 @@ def judged(claim: Claim, subject: Subject) -> tuple[str, Found]:
     try:
         if claim.causal and not _causal(subject):
             raise NotTested("the claim is about causal attention")
-        found = claim.find(claim.needs.of(subject), subject)
+        finding = claim.find(claim.needs.of(subject), subject)
     except NotTested as reason:
-        found = Found(None, reason=str(reason))
-    if found.deciding is None:
-        return NOT_TESTED, found
-    return claim.rule.verdict(found.deciding.value), found
+        finding = Found(None, reason=str(reason))
+    if finding.deciding is None:
+        return NOT_TESTED, finding
+    return claim.rule.verdict(finding.deciding.value), finding
 
 
 def _causal(subject: Subject) -> bool:
@@ -53,14 +53,14 @@ def _causal(subject: Subject) -> bool:
 
 
 def _rows(claim: Claim, subject: Subject) -> list[dict[str, Any]]:
-    verdict, found = judged(claim, subject)
+    verdict, finding = judged(claim, subject)
     key = {"claim": claim.name, "subject": subject.label}
-    rows = [key | {"row": VERDICT, "quantity": found.reason, "shown": verdict}]
-    if found.deciding is not None:
-        rows.append(key | {"row": DECIDING, "quantity": claim.rule.of} | _of(found.deciding))
-    if found.contrast is not None:
-        rows.append(key | {"row": CONTRAST, "quantity": claim.contrast} | _of(found.contrast))
-    return rows + [key | {"row": FIGURE, "quantity": name} | _of(each) for name, each in found.figures.items()]
+    rows = [key | {"row": VERDICT, "quantity": finding.reason, "shown": verdict}]
+    if finding.deciding is not None:
+        rows.append(key | {"row": DECIDING, "quantity": claim.rule.of} | _of(finding.deciding))
+    if finding.contrast is not None:
+        rows.append(key | {"row": CONTRAST, "quantity": claim.contrast} | _of(finding.contrast))
+    return rows + [key | {"row": FIGURE, "quantity": name} | _of(number) for name, number in finding.figures.items()]
 
 
 def _of(number: Number) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def costs(claims: Sequence[Claim], subject: Subject, machine: str | None) -> Cos
         return Costs([], [f"{subject.label} is a saved run: nothing is measured"])
     needs = (need for claim in claims for need in (*((TEXT,) if claim.causal else ()), claim.needs, *claim.also))
     named = {name: measurement for need in needs for name, measurement in need.measurements().items()}
-    found, notes = [], []
+    forecasts, notes = [], []
     for name, measurement in named.items():
         if subject.keeps(name):
             notes.append(f"{name} is read from {subject.folder}")
@@ -118,5 +118,5 @@ def costs(claims: Sequence[Claim], subject: Subject, machine: str | None) -> Cos
         except NotTested as reason:
             notes.append(f"claims on {name} would not be tested: {reason}")
             continue
-        found.append(replace(told, command=f"claims ({name})"))
-    return Costs(found, notes)
+        forecasts.append(replace(told, command=f"claims ({name})"))
+    return Costs(forecasts, notes)

@@ -84,7 +84,7 @@ class Scan:
 
 
 def _is_control(run: Run) -> bool:
-    return all(each.spec in ("random", "repeated") for each in run.manifest.data)
+    return all(data.spec in ("random", "repeated") for data in run.manifest.data)
 
 
 TEXT = Scan(
@@ -109,8 +109,8 @@ class Losses:
 
     def of(self, subject: Subject) -> pd.DataFrame:
         """One row an arm, by its name: increase and increase_sem, in nats per token."""
-        found = subject.arms()
-        return found.table.set_index("arm")
+        arms = subject.arms()
+        return arms.table.set_index("arm")
 
     def measurements(self) -> dict[str, Losses]:
         """The arms."""

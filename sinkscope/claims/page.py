@@ -48,10 +48,10 @@ def render_claims(table: pd.DataFrame, claims: Sequence[Claim], folder: Path | N
 
 def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> list[str]:
     lines = [shortened(printable(f"Claims put to {subjects[0]}"), WIDTH)]
-    name, verdict = max(len(each.name) for each in claims) + 2, len(IN_PART) + 3
-    for paper, own in _by_paper(claims):
+    name, verdict = max(len(claim.name) for claim in claims) + 2, len(IN_PART) + 3
+    for paper, group in _by_paper(claims):
         lines += ["", paper]
-        for claim in own:
+        for claim in group:
             room = max(NARROW, WIDTH - name - verdict - 2)
             told = textwrap.wrap(printable(_told(table, claim, subjects[0])), room) or [""]
             judged = _row(table, claim, subjects[0], VERDICT).shown
@@ -62,15 +62,17 @@ def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> l
 
 def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], folder: Path | None) -> list[str]:
     lines = []
-    name = max(len(each.name) for each in claims) + 1
+    name = max(len(claim.name) for claim in claims) + 1
     for start in range(0, len(subjects), BESIDE):
         chosen = subjects[start : start + BESIDE]
-        signs = [chr(ord("A") + subjects.index(each)) if len(subjects) < 27 else "" for each in chosen]
-        lines += [shortened(printable(f"{sign}: {each}"), WIDTH) for sign, each in zip(signs, chosen, strict=True)]
+        signs = [chr(ord("A") + subjects.index(subject)) if len(subjects) < 27 else "" for subject in chosen]
+        lines += [
+            shortened(printable(f"{sign}: {subject}"), WIDTH) for sign, subject in zip(signs, chosen, strict=True)
+        ]
         lines.append((" " * name + "".join(f"{sign:<{CELL}}" for sign in signs)).rstrip())
-        for paper, own in _by_paper(claims):
+        for paper, group in _by_paper(claims):
             lines.append(paper)
-            for claim in own:
+            for claim in group:
                 cells = [_cell(table, claim, subject) for subject in chosen]
                 lines.append((f"{claim.name:<{name}}" + "".join(f"{cell:<{CELL}}" for cell in cells)).rstrip())
         lines.append("")
@@ -80,14 +82,14 @@ def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], 
 
 def _by_paper(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
     """The claims of each paper, below its name."""
-    papers = dict.fromkeys(each.paper for each in claims)
-    own = {paper: [each for each in claims if each.paper == paper] for paper in papers}
-    return [(f"{paper_name(paper, rows)}", rows) for paper, rows in own.items()]
+    papers = dict.fromkeys(claim.paper for claim in claims)
+    groups = {paper: [claim for claim in claims if claim.paper == paper] for paper in papers}
+    return [(f"{paper_name(paper, rows)}", rows) for paper, rows in groups.items()]
 
 
 def paper_name(paper: str, claims: Sequence[Claim]) -> str:
     """How a paper is called: its first author and number, as its claims name them."""
-    return f"{min((each.by for each in claims), key=len)} {paper}"
+    return f"{min((claim.by for claim in claims), key=len)} {paper}"
 
 
 def _told(table: pd.DataFrame, claim: Claim, subject: str) -> str:
@@ -109,8 +111,8 @@ def _cell(table: pd.DataFrame, claim: Claim, subject: str) -> str:
 
 def _row(table: pd.DataFrame, claim: Claim, subject: str, row: str) -> Any:
     """The one row of this kind; None where there is none."""
-    found = table[(table["claim"] == claim.name) & (table["subject"] == subject) & (table["row"] == row)]
-    return None if found.empty else next(found.itertuples())
+    rows = table[(table["claim"] == claim.name) & (table["subject"] == subject) & (table["row"] == row)]
+    return None if rows.empty else next(rows.itertuples())
 
 
 # Verdicts as a page, in Markdown and in HTML, made of the same parts.
@@ -145,14 +147,16 @@ def make_page(
     """The page of a table of findings. `figures`: file and caption of each figure, by its name."""
     subjects = list(dict.fromkeys(table["subject"]))
     overview = [["claim", "by", *subjects]]
-    overview += [[claim.title, claim.by, *(_verdict(table, claim, each) for each in subjects)] for claim in claims]
+    overview += [
+        [claim.title, claim.by, *(_verdict(table, claim, subject) for subject in subjects)] for claim in claims
+    ]
     papers: dict[str, list[Section]] = {}
     drawn: set[str] = set()
     for claim in claims:
-        own = [each for each in claims if each.paper == claim.paper]
+        group = [each for each in claims if each.paper == claim.paper]
         figure = None if claim.figure in drawn else (figures or {}).get(claim.figure)
         drawn |= {claim.figure} if figure else set()
-        papers.setdefault(paper_name(claim.paper, own), []).append(
+        papers.setdefault(paper_name(claim.paper, group), []).append(
             Section(
                 claim.title[:1].upper() + claim.title[1:],
                 _words(table, claim, subjects),
@@ -190,12 +194,14 @@ def _capital(text: str) -> str:
 
 def _numbers(table: pd.DataFrame, claim: Claim, subjects: list[str]) -> list[list[str]]:
     """Verdict, deciding number, contrast and further numbers down, subjects across."""
-    rows = [["", *subjects], ["verdict", *(_verdict(table, claim, each) for each in subjects)]]
+    rows = [["", *subjects], ["verdict", *(_verdict(table, claim, subject) for subject in subjects)]]
     for kind, label in ((DECIDING, ""), (CONTRAST, "contrast: "), (FIGURE, "")):
-        found = table[(table["claim"] == claim.name) & (table["row"] == kind)]
-        for quantity in dict.fromkeys(found["quantity"]):
-            own = found[found["quantity"] == quantity].set_index("subject")
-            cells = [number_of(own.loc[each]).told if each in own.index else "-" for each in subjects]
+        numbers = table[(table["claim"] == claim.name) & (table["row"] == kind)]
+        for quantity in dict.fromkeys(numbers["quantity"]):
+            by_subject = numbers[numbers["quantity"] == quantity].set_index("subject")
+            cells = [
+                number_of(by_subject.loc[subject]).told if subject in by_subject.index else "-" for subject in subjects
+            ]
             rows.append([f"{label}{quantity}", *cells])
     return rows
 
@@ -245,8 +251,8 @@ def _markdown(text: str) -> str:
 
 def parts(text: str) -> list[tuple[str, bool]]:
     """The text in pieces, each with whether it is code: what stands between two grave accents."""
-    found = re.split(r"`([^`]*)`", text)
-    return [(part, bool(place % 2)) for place, part in enumerate(found) if part]
+    pieces = re.split(r"`([^`]*)`", text)
+    return [(part, bool(place % 2)) for place, part in enumerate(pieces) if part]
 
 
 def in_html(page: Page, images: Mapping[str, bytes] | None = None, title: str = TITLE) -> str:
@@ -276,7 +282,7 @@ def draw_figures(
     images: dict[str, bytes] = {}
     captions: dict[str, tuple[str, str]] = {}
     left_out: list[str] = []
-    for name in dict.fromkeys(each.figure for each in claims if each.figure):
+    for name in dict.fromkeys(claim.figure for claim in claims if claim.figure):
         tables = table_figures()[name].tables if name in table_figures() else ()
         runs = [run for run in map(_run, subjects) if run is not None and {*tables} <= {*run.measured}]
         file = f"claims-{name}.png"

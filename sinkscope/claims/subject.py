@@ -86,10 +86,10 @@ class Subject:
                 self._kept[name] = make()
             except NotTested as reason:
                 self._kept[name] = reason
-        found = self._kept[name]
-        if isinstance(found, NotTested):
-            raise found
-        return found
+        kept = self._kept[name]
+        if isinstance(kept, NotTested):
+            raise kept
+        return kept
 
     def _scanned(self, name: str, must: bool, settings: dict[str, Any]) -> Run:
         from sinkscope.engine.scan import scan
@@ -115,11 +115,11 @@ class Subject:
         if place is not None and self.keeps("arms"):
             return load_arms(place)
         with not_tested():
-            found = arms(self.model, ARMS, progress=self.progress, **self.arms_settings())
+            losses = arms(self.model, ARMS, progress=self.progress, **self.arms_settings())
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
-            found.save(place)
-        return found
+            losses.save(place)
+        return losses
 
     def _opened(self) -> Any:
         from sinkscope.checkpoints import LoadOptions, open_checkpoint
@@ -148,16 +148,16 @@ def _same_settings(run: Run, settings: dict[str, Any], loading: dict[str, Any]) 
     from sinkscope.runs.request import make_request
 
     renamed = {"measure": "measures"}
-    asked = {renamed.get(name, name): _several(name, value) for name, value in settings.items()}
-    request = make_request(model=run.manifest.request.model, **asked).part("text", "columns")
+    wanted_settings = {renamed.get(name, name): _several(name, value) for name, value in settings.items()}
+    request = make_request(model=run.manifest.request.model, **wanted_settings).part("text", "columns")
     kept = run.manifest.request.part("text", "columns")
-    other = [name for name in request if request[name] != kept[name]]
+    names = [name for name in request if request[name] != kept[name]]
     defaults = {"dtype": "auto", "revision": None}
-    other += [
+    names += [
         name for name, value in defaults.items() if loading.get(name, value) != getattr(run.manifest.request, name)
     ]
-    if other:
-        raise SinkscopeError(f"{run.path} was measured with another {other[0]}: give another --out, or the same again")
+    if names:
+        raise SinkscopeError(f"{run.path} was measured with another {names[0]}: give another --out, or the same again")
     return run
 
 

@@ -21,8 +21,8 @@ def is_run(name: str) -> bool:
 
 def check_nothing_to_scan(run: str, spot: SpotScan) -> None:
     """Raises SinkscopeError where options of a scan were given beside a run alone: they could change nothing."""
-    given = [field.name for field in fields(spot) if (getattr(spot, field.name) or None) != (field.default or None)]
-    options = [f"--{name.replace('_', '-')}" for name in given if name != "quiet"]
+    names = [field.name for field in fields(spot) if (getattr(spot, field.name) or None) != (field.default or None)]
+    options = [f"--{name.replace('_', '-')}" for name in names if name != "quiet"]
     if options:
         from sinkscope.errors import SinkscopeError
 

@@ -122,10 +122,10 @@ class ArmsJob:
         if self.dry.dry_run:
             from sinkscope.experiments.arms.forecast import dry_run_arms
 
-            found = dry_run_arms(
+            forecast = dry_run_arms(
                 self.model, **question, **self.text.settings(), command=self.command, machine=self.dry.machine
             )
-            self.processes.on_main(lambda: print_forecasts([found], self.written.as_json))
+            self.processes.on_main(lambda: print_forecasts([forecast], self.written.as_json))
             return
         from sinkscope.experiments.arms.experiment import arms
 
@@ -230,8 +230,8 @@ def prepared(
     dry.check()
     if not dry.dry_run:
         processes.on_main(lambda: kind.check(folder, written.force, written.resume))
-    known = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
-    settings = {name: getattr(text, name) for name in known}
+    names = ("seq_len", "num_sequences", "seed", "dtype", "revision", "allow_pickle")
+    settings = {name: getattr(text, name) for name in names}
     processes.run(lambda: check_early([model], not dry.dry_run, data=[text.data], **settings))
     return ArmsJob(command, model, folder, text, written, processes, dry)
 

@@ -114,10 +114,10 @@ def _print_costs(chosen: list[Claim], subjects: list[Subject], machine: str | No
     from sinkscope.claims.findings import costs
     from sinkscope.present.terminal.forecast import render_total
 
-    found = [costs(chosen, each, machine) for each in subjects]
-    forecasts = [forecast for each in found for forecast in each.forecasts]
+    all_costs = [costs(chosen, subject, machine) for subject in subjects]
+    forecasts = [forecast for cost in all_costs for forecast in cost.forecasts]
     print_forecasts(forecasts, as_json=False)
-    sys.stdout.write(render_total(forecasts, [note for each in found for note in each.notes]))
+    sys.stdout.write(render_total(forecasts, [note for cost in all_costs for note in cost.notes]))
 
 
 def _put(chosen: list[Claim], subjects: list[Subject], quiet: bool) -> pd.DataFrame:
@@ -127,10 +127,10 @@ def _put(chosen: list[Claim], subjects: list[Subject], quiet: bool) -> pd.DataFr
     from sinkscope.present.terminal.progress import progress_bar
 
     tables = []
-    for each in subjects:
-        with progress_bar(quiet, each.label) as progress:
-            each.progress = progress
-            tables.append(put(chosen, [each]))
+    for subject in subjects:
+        with progress_bar(quiet, subject.label) as progress:
+            subject.progress = progress
+            tables.append(put(chosen, [subject]))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -172,9 +172,9 @@ def _listed(chosen: list[Claim]) -> str:
     import textwrap
 
     lines = []
-    for each in chosen:
-        lines.append(f"{each.name} ({each.by}, {each.paper})")
-        for text in (each.says, f"Rule: {each.rule.words}", f"Measured: {each.needs.words}"):
+    for claim in chosen:
+        lines.append(f"{claim.name} ({claim.by}, {claim.paper})")
+        for text in (claim.says, f"Rule: {claim.rule.words}", f"Measured: {claim.needs.words}"):
             lines += textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="  ")
         lines.append("")
     return "\n".join(lines)

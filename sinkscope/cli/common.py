@@ -177,14 +177,14 @@ class DryRun:
 NO_DRY_RUN = DryRun()
 
 
-def print_forecasts(found: Sequence[Forecast], as_json: bool) -> None:
+def print_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> None:
     """Prints the forecasts to stdout: as JSON one record, or a list of several."""
     if as_json:
         from sinkscope.runs.schema.base import to_json
 
-        records = [each.as_dict() for each in found]
+        records = [forecast.as_dict() for forecast in forecasts]
         sys.stdout.write(to_json(records[0] if len(records) == 1 else records))
         return
     from sinkscope.present.terminal.forecast import render_forecast
 
-    sys.stdout.write("\n".join(render_forecast(each) for each in found))
+    sys.stdout.write("\n".join(render_forecast(forecast) for forecast in forecasts))

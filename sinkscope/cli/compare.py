@@ -85,12 +85,12 @@ def read_margins(asked: list[str]) -> dict[str, float]:
     from sinkscope.errors import SinkscopeError
 
     margins = {}
-    for each in asked:
-        name, _, text = each.partition("=")
+    for margin in asked:
+        name, _, text = margin.partition("=")
         try:
             margins[name.strip()] = float(text)
         except ValueError:
-            raise SinkscopeError(f"--equivalence-margin {each!r}: give METRIC=MARGIN, e.g. bos_mass=0.01") from None
+            raise SinkscopeError(f"--equivalence-margin {margin!r}: give METRIC=MARGIN, e.g. bos_mass=0.01") from None
     return margins
 
 

@@ -113,9 +113,9 @@ def table_of(
 
 def check_floating(chosen: Format | None, caption: str | None, label: str | None) -> None:
     """Raises SinkscopeError for a caption or a label of what is no LaTeX table, and for a label that breaks TeX."""
-    given = [name for name, value in (("--caption", caption), ("--label", label)) if value is not None]
-    if given and (chosen is None or chosen.name != "latex"):
-        raise SinkscopeError(f"{given[0]} belongs to --format latex")
+    options = [name for name, value in (("--caption", caption), ("--label", label)) if value is not None]
+    if options and (chosen is None or chosen.name != "latex"):
+        raise SinkscopeError(f"{options[0]} belongs to --format latex")
     if label is not None and not re.fullmatch(r"[\w:./+-]+", label, re.ASCII):
         raise SinkscopeError(f"--label {label!r}: letters, digits and any of _ : . / + - are needed, e.g. tab:sinks")
 
@@ -189,14 +189,14 @@ def list_of(
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
     run, least = load_run(runs[0]), MIN_RATE if min_rate is None else min_rate
-    found = selected_tokens(run, str(tokens), least) if heads is None else described_heads(run, heads)
+    selected = selected_tokens(run, str(tokens), least) if heads is None else described_heads(run, heads)
     if form is None:
-        return to_json(found)
-    if len(found) > 1:
+        return to_json(selected)
+    if len(selected) > 1:
         raise SinkscopeError(
-            f"--format {IDS}: the run has the streams {', '.join(found)}; write JSON, without --format"
+            f"--format {IDS}: the run has the streams {', '.join(selected)}; write JSON, without --format"
         )
-    (only,) = found.values()
+    (only,) = selected.values()
     if apart := len(only["ids_at_position_0_only"]):
         say(f"left out: {_sinks(apart)} at position 0 only; without --format, the JSON has them")
     if rare := len(only["ids_below_min_rate"]):

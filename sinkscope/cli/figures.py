@@ -62,13 +62,13 @@ def lampert(
     runs: list[Run] = [load_run(folder) for folder in run]
     drawn: dict[str, tuple[bytes, str]] = {}
     refused: dict[str, str] = {}
-    for each in PLAN:
-        if each.figure == "gallery":
+    for planned in PLAN:
+        if planned.figure == "gallery":
             continue
         try:
-            drawn[f"{each.stem}.{form}"] = of_tables(runs, each.figure, None, style)
+            drawn[f"{planned.stem}.{form}"] = of_tables(runs, planned.figure, None, style)
         except SinkscopeError as error:
-            refused[each.stem] = str(error)
+            refused[planned.stem] = str(error)
     if maps:
         drawn |= _galleries(runs, text, trust_remote_code, style, refused)
     if not drawn:
@@ -87,15 +87,15 @@ def _galleries(
     from sinkscope.present.figures.maps import Pick, gallery_heads
 
     picks = {}
-    for each in PLAN:
-        if each.figure == "gallery":
-            pick = Pick(each.pick)
+    for planned in PLAN:
+        if planned.figure == "gallery":
+            pick = Pick(planned.pick)
             try:
                 for run in runs:
                     gallery_heads(run, pick=pick)
-                picks[each.stem] = pick
+                picks[planned.stem] = pick
             except SinkscopeError as error:
-                refused[each.stem] = str(error)
+                refused[planned.stem] = str(error)
     try:
         made = galleries(runs, [*picks.values()], text, trust, style)
     except SinkscopeError as error:
@@ -132,8 +132,8 @@ def trigger(
     style = Style(form, size, chosen(title))
     drawn = {}
     for layers, networks in by_layers(model).items():
-        for own in length or (None,):
-            maps = [maps_of(network, own, seed, num_sequences, inputs) for network in networks]
+        for positions in length or (None,):
+            maps = [maps_of(network, positions, seed, num_sequences, inputs) for network in networks]
             for figure in SHOWN:
                 name = f"trigger-{layers}-layer-T{maps[0].mean.shape[-1]}-{figure}.{form}"
                 drawn[name] = draw_trigger_maps(maps, figure, form, style.size, style.title)
@@ -145,11 +145,11 @@ def by_layers(models: list[str]) -> dict[int, list[Any]]:
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
     from sinkscope.trigger.as_input import need_task
 
-    found: dict[int, list[Any]] = {}
+    networks: dict[int, list[Any]] = {}
     for name in models:
         network: Any = open_checkpoint(name, LoadOptions(device="cpu")).model
-        found.setdefault(need_task(network, name).config.num_hidden_layers, []).append(network)
-    return found
+        networks.setdefault(need_task(network, name).config.num_hidden_layers, []).append(network)
+    return networks
 
 
 def maps_of(network: Any, length: int | None, seed: int, count: int, singles: int) -> TriggerMaps:

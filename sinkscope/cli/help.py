@@ -36,7 +36,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in PANELS}
-        shown = [(each, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        shown = [(parameter, parameter.get_help_record(ctx)) for parameter in self.get_params(ctx)]
         for parameter, record in shown:
             if record is not None and parameter.name != "help":
                 panels[_panel(parameter)].append(_tidy(parameter, *record))
@@ -55,9 +55,9 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:  # typer keeps the parser's exceptions to itself
             if hasattr(error, "possibilities") and hasattr(error, "option_name"):
-                known = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+                options = [name for parameter in self.get_params(ctx) for name in parameter.opts]
                 error.possibilities = None
-                error.message += did_you_mean(str(error.option_name), known)  # type: ignore[attr-defined]
+                error.message += did_you_mean(str(error.option_name), options)  # type: ignore[attr-defined]
             raise
 
 
@@ -135,8 +135,8 @@ def example(paragraph: str) -> str:
 
 def examples(text: str) -> list[list[str]]:
     """The words of every example in a command's help text."""
-    found = [part for part in text.strip().split("\n\n") if part.startswith("Example: ")]
-    return [shlex.split(" ".join(part.removeprefix("Example: ").split())) for part in found]
+    paragraphs = [part for part in text.strip().split("\n\n") if part.startswith("Example: ")]
+    return [shlex.split(" ".join(part.removeprefix("Example: ").split())) for part in paragraphs]
 
 
 def first_paragraph(text: str) -> str:

@@ -103,8 +103,8 @@ class TextScan:
 
     def settings(self) -> dict[str, Any]:
         """The options under the names, and with the values, that `sinkscope.scan` takes."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return given | {
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
             "data": self.data or None, "bos": single(self.bos) or "auto",
             "batch_size": parse_batch_size(self.batch_size),
         }  # fmt: skip
@@ -114,20 +114,24 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces each parameter of a command that is a dataclass by one command-line option for each of its fields."""
     signature = inspect.signature(command, eval_str=True)
     gathered: dict[str, Any] = {
-        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
     }
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         made = {
-            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            name: kind(**{field.name: arguments.pop(field.name) for field in fields(kind)})
             for name, kind in gathered.items()
         }
-        command(**made, **given)
+        command(**made, **arguments)
 
     options = []
-    for name, each in signature.parameters.items():
-        options += _options_of(each.annotation) if name in gathered else [each.replace(kind=each.KEYWORD_ONLY)]
+    for name, parameter in signature.parameters.items():
+        options += (
+            _options_of(parameter.annotation) if name in gathered else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        )
     run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     return run
 

@@ -93,14 +93,14 @@ def plot(
 
     Example: sinkscope plot runs/gemma --figure heatmap -o heatmap.pdf --size page
     """
-    given = {
+    options = {
         "--metric": metric, "--domain": domain, "--layer": layer, "--head": head, "--text": text,
         "--length": length or None, "--pick": pick, "--seed": seed, TRUST: trust_remote_code or None,
     }  # fmt: skip
     if figure not in (*SINGLE, *SEVERAL):
         names = (*SINGLE, *SEVERAL)
         raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(names)}{did_you_mean(figure, names)}")
-    refuse_foreign(figure, [name for name, value in given.items() if value is not None])
+    refuse_foreign(figure, [name for name, value in options.items() if value is not None])
     many = len(run) > 1
     if figure in SINGLE and many and figure != PROFILE:
         names = (*SEVERAL, PROFILE)
@@ -141,7 +141,7 @@ def of_which(run: Run, domain: str | None) -> str:
     """Says which text is drawn where a run has several and none was named; empty otherwise."""
     from sinkscope.runs.per_sequence import domains
 
-    first, *others = [each.domain for each in domains(run)]
+    first, *others = [data.domain for data in domains(run)]
     return f" of {first} alone; --domain draws {', '.join(others)}" if others and domain is None else ""
 
 
@@ -196,16 +196,16 @@ def galleries(runs: list[Run], picks: list[Pick], text: str, trust: bool, style:
 
     chosen = [[[(layer, head) for layer, head, _ in gallery_heads(run, pick=pick)] for pick in picks] for run in runs]
     maps = []
-    for run, own in zip(runs, chosen, strict=True):
-        heads = list(dict.fromkeys(head for each in own for head in each))
+    for run, by_pick in zip(runs, chosen, strict=True):
+        heads = list(dict.fromkeys(head for wanted in by_pick for head in wanted))
         maps.append(dict(zip(heads, maps_of(run, text, heads, [], trust), strict=True)))
     rows = [
-        [(run, [of[head] for head in own[number]]) for run, of, own in zip(runs, maps, chosen, strict=True)]
+        [(run, [of[head] for head in by_pick[number]]) for run, of, by_pick in zip(runs, maps, chosen, strict=True)]
         for number in range(len(picks))
     ]
     return [
-        draw_gallery(each, text, style.form, style.size, style.title, pick)
-        for each, pick in zip(rows, picks, strict=True)
+        draw_gallery(row, text, style.form, style.size, style.title, pick)
+        for row, pick in zip(rows, picks, strict=True)
     ]
 
 

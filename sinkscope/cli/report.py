@@ -81,9 +81,9 @@ def chosen_heads(asked: str | None) -> list[tuple[int, int]]:
 
     if asked in (None, CLEAREST):
         return []
-    found = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", part) for part in (asked or "").split(",")]
-    heads = [(int(each[1]), int(each[2])) for each in found if each is not None]
-    if len(heads) < len(found):
+    matches = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", part) for part in (asked or "").split(",")]
+    heads = [(int(match[1]), int(match[2])) for match in matches if match is not None]
+    if len(heads) < len(matches):
         raise SinkscopeError(f"--maps {asked!r}: name heads as LAYER.HEAD, e.g. 5.1,9.0, or say {CLEAREST}")
     if len(heads) > MOST_HEADS:
         raise SinkscopeError(f"--maps names {len(heads)} heads: a report shows at most {MOST_HEADS} of a run")

@@ -91,9 +91,9 @@ def scan(
     if dry.dry_run:
         from sinkscope.engine.forecast.dry_run import forecast_request
 
-        each = [request.model_copy(update={"model": name}) for name in models]
-        found = [forecast_request(one, metrics=options["metrics"], machine=dry.machine) for one in each]
-        processes.on_main(partial(print_forecasts, found, as_json))
+        requests = [request.model_copy(update={"model": name}) for name in models]
+        forecasts = [forecast_request(wanted, metrics=options["metrics"], machine=dry.machine) for wanted in requests]
+        processes.on_main(partial(print_forecasts, forecasts, as_json))
         return
     settings = request.part(*SETTINGS)
     job = ScanJob(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes, more.strict)

@@ -96,13 +96,13 @@ class ScanJob:
         text: what the command line gave decides it. The model's own defaults are compared after loading."""
         from sinkscope.errors import SinkscopeError
 
-        own = {name: value for name, value in self.request.part("text").items() if value is not None}
-        theirs = _settings(target / UNFINISHED / KEY, own) or {}
-        for name, value in theirs.items():
-            if value is not None and value != own[name]:
+        settings = {name: value for name, value in self.request.part("text").items() if value is not None}
+        unfinished = _settings(target / UNFINISHED / KEY, settings) or {}
+        for name, value in unfinished.items():
+            if value is not None and value != settings[name]:
                 raise SinkscopeError(
                     f"{target} holds an unfinished scan with another --{name.replace('_', '-')} ({value} there, "
-                    f"{own[name]} now); give another --out, or --force to start anew"
+                    f"{settings[name]} now); give another --out, or --force to start anew"
                 )
 
     def _save(self, run: Run, target: Path) -> list[Path]:

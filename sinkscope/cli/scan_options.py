@@ -14,7 +14,7 @@ from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_l
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
 
-MEASURES_TOLD = listed([*((each.name, each.asks) for each in QUESTIONS.values()), ("all", "all of these")])
+MEASURES_TOLD = listed([*((question.name, question.asks) for question in QUESTIONS.values()), ("all", "all of these")])
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class MoreOfScan:
             "smoothing",
             "spectra",
         )
-        given = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         repeated = {name: getattr(self, name) or [] for name in ("first", "prepend", "measure", "metrics")}
-        return given | repeated | {"lengths": parse_lengths(self.lengths), "self_check": not self.no_self_check}
+        return values | repeated | {"lengths": parse_lengths(self.lengths), "self_check": not self.no_self_check}
 
 
 def _option_of(question: Question, option: Option) -> tuple[str, Any, Any]:

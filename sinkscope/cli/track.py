@@ -111,10 +111,10 @@ def scan_steps(
     runs: dict[int, Run] = {}
     failed = []
     for place, step in enumerate(steps, 1):
-        asked = job.request.model_copy(update={"revision": step.revision})
-        own = replace(job, what=f"{step.shown} ({place} of {len(steps)})", request=asked)
+        request = job.request.model_copy(update={"revision": step.revision})
+        step_job = replace(job, what=f"{step.shown} ({place} of {len(steps)})", request=request)
         try:
-            own.scan(step.model, out / step.folder)
+            step_job.scan(step.model, out / step.folder)
             runs[step.number] = load_run(out / step.folder)  # as it was written, also where it was scanned before
         except typer.Exit:  # Ctrl-C; typer derives Exit from RuntimeError
             raise

@@ -103,8 +103,8 @@ _STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watc
 def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
     """Writes a run folder for each model that was measured, and says so on stderr."""
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
-    told += [line for each in everywhere.watches for line in each.left_out]
-    named = [f"{number}-{slug(each.name)}" for number, each in enumerate(everywhere.measured, 1)]
+    told += [line for watched in everywhere.watches for line in watched.left_out]
+    named = [f"{number}-{slug(watched.name)}" for number, watched in enumerate(everywhere.measured, 1)]
     for watch, name in zip(everywhere.measured, named, strict=True):
         folder = out if len(named) == 1 else out / name
         try:

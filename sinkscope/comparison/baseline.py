@@ -140,15 +140,15 @@ def _shared_fields(kind: type[R], record: Record) -> R:
     return kind.model_validate(record.model_dump(by_alias=True, include=names))
 
 
-def _averaged(found: Cells) -> Level:
-    averages = mean(found.values)
+def _averaged(cells: Cells) -> Level:
+    averages = mean(cells.values)
     averages[~np.isfinite(averages)] = np.nan
-    present = (~np.isnan(found.values)).sum(0).astype(float)
+    present = (~np.isnan(cells.values)).sum(0).astype(float)
     means, errors, counts = (
-        dict(zip(found.names, table.T, strict=True)) for table in (averages, sem(found.values), present)
+        dict(zip(cells.names, table.T, strict=True)) for table in (averages, sem(cells.values), present)
     )
-    fewer = {name: count for name, count in counts.items() if ((count > 0) & (count < len(found.values))).any()}
-    return Level(found.places, means, errors, len(found.values), fewer)
+    fewer = {name: count for name, count in counts.items() if ((count > 0) & (count < len(cells.values))).any()}
+    return Level(cells.places, means, errors, len(cells.values), fewer)
 
 
 def baseline_text(baseline: Baseline) -> str:

@@ -139,8 +139,8 @@ def compare(
         notes.append("the runs have different dormant rules: each run's heads are judged by its own rule")
     tables = {}
     for level in LEVELS:
-        own = names if level == "head" else [name for name in names if not _is_one(name)]
-        frames = [level_rows(a, b, pair, level, own, paired, equivalence_margin) for pair in pairs]
+        level_names = names if level == "head" else [name for name in names if not _is_one(name)]
+        frames = [level_rows(a, b, pair, level, level_names, paired, equivalence_margin) for pair in pairs]
         tables[level] = concatenated(frames) if same or level == "summary" else pd.DataFrame()
     changes = head_changes(a, b, pairs, paired) if same else Changes()
     layered = [name for name in names if not _is_one(name)]
@@ -178,10 +178,10 @@ def _default_metrics(a: Run, b: Run, notes: list[str]) -> list[str]:
 def _comparable(a: Run, b: Run, names: list[str], named: bool, notes: list[str]) -> list[str]:
     """The metrics that both runs measured alike; adds a note on the others. Raises SinkscopeError where they were
     `named`."""
-    one, other = ((run.manifest.schema_version, hides_keys(run.manifest)) for run in (a, b))
+    first, second = ((run.manifest.schema_version, hides_keys(run.manifest)) for run in (a, b))
     if named:
-        refuse_moved(names, one, other, "scan the older run's model again")
-    left_out = [name for name in names if name in moved(one, other)]
+        refuse_moved(names, first, second, "scan the older run's model again")
+    left_out = [name for name in names if name in moved(first, second)]
     if left_out:
         notes.append(
             f"measured otherwise by one run, of schema version 2 or older, so not compared: {', '.join(left_out)}"
@@ -203,28 +203,28 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
     prints = {data.fingerprint: data.domain for data in of_b}
     pairs = []
     for data in of_a:
-        other = prints.get(data.fingerprint)
-        if other is None:
+        in_b = prints.get(data.fingerprint)
+        if in_b is None:
             raise NotPaired(why_not_paired(a, b, data.domain))
         sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()
-                 for run, d in ((a, data.domain), (b, other))]  # fmt: skip
+                 for run, d in ((a, data.domain), (b, in_b))]  # fmt: skip
         if sizes[0] != sizes[1]:
             notes.append(f"{data.domain}: one run was interrupted; its first {min(sizes)} sequences are compared")
-        pairs.append((data.domain, other, min(sizes)))
+        pairs.append((data.domain, in_b, min(sizes)))
     return pairs, notes
 
 
 def why_not_paired(a: Run, b: Run, domain: str) -> str:
     """Says why the sequences of a domain differ between the runs; names the first setting that differs."""
-    mine = next(data for data in a.manifest.data if data.domain == domain)
-    theirs = next((data for data in b.manifest.data if data.domain == domain), None)
-    if theirs is None:
+    facts_a = next(data for data in a.manifest.data if data.domain == domain)
+    facts_b = next((data for data in b.manifest.data if data.domain == domain), None)
+    if facts_b is None:
         return f"the runs read different data: {_names(a.manifest.data)} against {_names(b.manifest.data)}"
     if _tokenizer(a) != _tokenizer(b):
         return f"the runs' models have two tokenizers, which cut the text of {domain!r} into different tokens"
     checks = [
-        ("sequences", mine.sequences, theirs.sequences),
-        ("tokens a sequence", mine.seq_len, theirs.seq_len),
+        ("sequences", facts_a.sequences, facts_b.sequences),
+        ("tokens a sequence", facts_a.seq_len, facts_b.seq_len),
         ("first token", *(_first_token(run) for run in (a, b))),
         ("seed", *(run.manifest.request.seed for run in (a, b))),
     ]

@@ -131,13 +131,15 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     refuse_moved(names, now.measured, baseline.measured, "write the baseline again from a new scan of its model")
     same_text, notes = {}, []
     pairs = _pairs(now, baseline)
-    for mine, theirs in pairs:
-        same_text[mine] = mine in now.fingerprints().values() and _fingerprint(now, mine) == _fingerprint(
-            baseline, theirs
+    for domain, reference in pairs:
+        same_text[domain] = domain in now.fingerprints().values() and _fingerprint(now, domain) == _fingerprint(
+            baseline, reference
         )
-        if not same_text[mine]:
-            notes.append(f"{mine}: other token sequences than the baseline's; a change counts where it is significant")
-    first, before = (_first_token(each) for each in (now, baseline))
+        if not same_text[domain]:
+            notes.append(
+                f"{domain}: other token sequences than the baseline's; a change counts where it is significant"
+            )
+    first, before = (_first_token(side) for side in (now, baseline))
     if first != before:
         notes.append(f"the run's first token is {first}, the baseline's is {before}")
     if policy.same_precision < 1 and any(same_text.values()) and _both_float32(now, baseline):
@@ -147,34 +149,34 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         )
     judged = [
         _judge(
-            _tightened(rule, policy.same_precision) if same_text[mine] and _both_float32(now, baseline) else rule,
-            mine,
-            now.levels[mine, rule.level],
-            baseline.levels[theirs, rule.level],
-            same_text[mine],
+            _tightened(rule, policy.same_precision) if same_text[domain] and _both_float32(now, baseline) else rule,
+            domain,
+            now.levels[domain, rule.level],
+            baseline.levels[reference, rule.level],
+            same_text[domain],
         )
-        for mine, theirs in pairs
+        for domain, reference in pairs
         for rule in policy.rules
     ]
-    tallies = [_tally(each, q, policy.significance) for each, q in zip(judged, _pooled(judged), strict=True)]
+    tallies = [_tally(judgement, q, policy.significance) for judgement, q in zip(judged, _pooled(judged), strict=True)]
     if not any(tally.places or tally.breaches for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
-    model, before_model = (each.shown for each in (now, baseline))
+    model, before_model = (side.shown for side in (now, baseline))
     return Verdict(model, before_model, same_text, tallies, notes)
 
 
 def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     """Pairs of (domain of the run, domain of the baseline) that have the same tokens, or else the same name."""
     prints = baseline.fingerprints()
-    known = set(prints.values())
-    if not known:
+    wanted = set(prints.values())
+    if not wanted:
         raise SinkscopeError("the baseline names no data, so nothing can be compared: write it again")
     pairs = []
     for data in now.facts.data:
-        theirs = prints.get(data.fingerprint, data.domain)
-        if theirs in known:
-            pairs.append((data.domain, theirs))
-    missing = known - {theirs for _, theirs in pairs}
+        reference = prints.get(data.fingerprint, data.domain)
+        if reference in wanted:
+            pairs.append((data.domain, reference))
+    missing = wanted - {reference for _, reference in pairs}
     if missing:
         raise SinkscopeError(f"the run lacks the baseline's data {', '.join(sorted(missing))}: scan it too")
     return pairs
@@ -190,7 +192,7 @@ def _first_token(baseline: Baseline) -> str:
 
 
 def _both_float32(now: Baseline, baseline: Baseline) -> bool:
-    return {each.facts.model.dtype for each in (now, baseline)} == {"float32"}
+    return {side.facts.model.dtype for side in (now, baseline)} == {"float32"}
 
 
 def _tightened(rule: Rule, share: float) -> Rule:
@@ -245,10 +247,10 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
 
 def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:
     """q-values for each rule and domain. All places are corrected together, since any one of them fails the check."""
-    tested = [each.p for each in judged if each.p is not None]
+    tested = [judgement.p for judgement in judged if judgement.p is not None]
     ends = np.cumsum([len(p) for p in tested])[:-1]
     q = iter(np.split(false_discovery(np.concatenate(tested)), ends) if tested else [])
-    return [None if each.p is None else next(q) for each in judged]
+    return [None if judgement.p is None else next(q) for judgement in judged]
 
 
 def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:

@@ -102,24 +102,24 @@ def head_changes(a: Run, b: Run, pairs: list[Pair], paired: bool) -> Changes:
     asked_a, asked_b = a.manifest.request, b.manifest.request
     rules = parse_rule(asked_a.dormant_rule), parse_rule(asked_b.dormant_rule)
     keys = (["domain"] if len(pairs) > 1 else []) + PLACE["head"]
-    found = Changes()
+    changes = Changes()
     one_column = rules[0].column == rules[1].column
     if not one_column:
-        found.notes.append("the dormant rules name different columns, so changes of dormancy are not listed")
+        changes.notes.append("the dormant rules name different columns, so changes of dormancy are not listed")
     for pair in pairs:
         rows = level_rows(a, b, pair, "head", ["sink_score"], paired)
         if len(rows):
             before, after = rows["a"] > asked_a.epsilon, rows["b"] > asked_b.epsilon
-            found.add("gained_sink", rows, ~before & after, keys)
-            found.add("lost_sink", rows, before & ~after, keys)
+            changes.add("gained_sink", rows, ~before & after, keys)
+            changes.add("lost_sink", rows, before & ~after, keys)
         rows = level_rows(a, b, pair, "head", [rules[0].column], paired) if one_column else pd.DataFrame()
         if len(rows):
             before, after = (
                 pd.Series(rule({rule.column: rows[side].to_numpy()})) for rule, side in zip(rules, "ab", strict=True)
             )
-            found.add("woke", rows, before & ~after, keys)
-            found.add("fell_dormant", rows, ~before & after, keys)
-    return found
+            changes.add("woke", rows, before & ~after, keys)
+            changes.add("fell_dormant", rows, ~before & after, keys)
+    return changes
 
 
 # Profiles of two runs whose layers cannot be matched one by one, over relative depth.
@@ -161,13 +161,13 @@ def depth_rows(a: Run, b: Run, pair: Pair, names: list[str], paired: bool) -> pd
     and a, b, difference, sem, low, high, p, q as in Comparison's tables; q is over the depths.
     """
     frames = []
-    for (stream, name), (one, other) in _profiles(a, b, pair, names).items():
-        grid = max(one.depths, other.depths, key=len)
-        x, y = one.at(grid), other.at(grid)
+    for (stream, name), (of_a, of_b) in _profiles(a, b, pair, names).items():
+        grid = max(of_a.depths, of_b.depths, key=len)
+        x, y = of_a.at(grid), of_b.at(grid)
         result = paired_difference(x, y) if paired else welch_difference(x, y)
         frames.append(pd.DataFrame({
             "domain": pair[0], "stream": stream, "metric": name, "depth": grid,
-            "layer_a": np.interp(grid, one.depths, one.layers), "layer_b": np.interp(grid, other.depths, other.layers),
+            "layer_a": np.interp(grid, of_a.depths, of_a.layers), "layer_b": np.interp(grid, of_b.depths, of_b.layers),
             "a": result.a, "b": result.b, "difference": result.difference, "sem": result.sem,
             "low": result.low, "high": result.high, "p": result.p, "q": false_discovery(result.p),
         }))  # fmt: skip
@@ -177,16 +177,16 @@ def depth_rows(a: Run, b: Run, pair: Pair, names: list[str], paired: bool) -> pd
 def _profiles(a: Run, b: Run, pair: Pair, names: list[str]) -> dict[tuple[str, str], tuple[Profile, Profile]]:
     """The profiles of both runs, by stream and metric that both have."""
     first, second = (_of_run(run, domain, names, pair[2]) for run, domain in ((a, pair[0]), (b, pair[1])))
-    return {key: (found, second[key]) for key, found in first.items() if key in second}
+    return {key: (profile, second[key]) for key, profile in first.items() if key in second}
 
 
 def _of_run(run: Run, domain: str, names: list[str], count: int | None) -> dict[tuple[str, str], Profile]:
-    found = cells(run, domain, "layer", names)
+    layer_cells = cells(run, domain, "layer", names)
     profiles = {}
-    for stream, places in found.places.groupby("stream", sort=False):
+    for stream, places in layer_cells.places.groupby("stream", sort=False):
         layers = places["layer"].to_numpy(float)
-        for number, name in enumerate(found.names):
-            values = found.values[:count, places.index, number]
+        for number, name in enumerate(layer_cells.names):
+            values = layer_cells.values[:count, places.index, number]
             profiles[str(stream), name] = Profile(layers, relative_depths(len(layers)), values)
     return profiles
 

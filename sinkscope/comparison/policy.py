@@ -129,14 +129,14 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _section(data: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """The policy's section; None where the file has none. Raises SinkscopeError where it is no table."""
-    found: Any = data
+    section: Any = data
     for key in SECTION.split("."):
-        if not isinstance(found, dict) or key not in found:
+        if not isinstance(section, dict) or key not in section:
             return None
-        found = found[key]
-    if not isinstance(found, dict):
+        section = section[key]
+    if not isinstance(section, dict):
         raise SinkscopeError(f"{path} [{SECTION}]: it is no table; write the rules under it")
-    return found
+    return section
 
 
 def _validated(data: dict[str, Any], where: str) -> Policy:

@@ -22,9 +22,9 @@ def massive_rows(a: Run, b: Run) -> pd.DataFrame:
     """
     rows = []
     for stream in (name for name in a.summary.streams if name in b.summary.streams):
-        found = {"a": _massive(a, stream), "b": _massive(b, stream)}
-        if all(each["present"] is not None for each in found.values()):
-            rows.append({"stream": stream} | {f"{key}_{of}": own[key] for of, own in found.items() for key in own})
+        massive = {"a": _massive(a, stream), "b": _massive(b, stream)}
+        if all(row["present"] is not None for row in massive.values()):
+            rows.append({"stream": stream} | {f"{key}_{of}": row[key] for of, row in massive.items() for key in row})
     return pd.DataFrame(rows)
 
 
@@ -50,8 +50,8 @@ def sink_token_rows(a: Run, b: Run, pairs: list[Pair]) -> pd.DataFrame:
     if a.tokens is None or b.tokens is None:
         return pd.DataFrame()
     keys = ["stream", "token", "first"]
-    one, other = (_sink_tokens(run.tokens, {pair[place] for pair in pairs}) for place, run in enumerate((a, b)))
-    joined = one.merge(other, on=keys, how="outer", suffixes=("_a", "_b"), sort=False)
+    tokens_a, tokens_b = (_sink_tokens(run.tokens, {pair[place] for pair in pairs}) for place, run in enumerate((a, b)))
+    joined = tokens_a.merge(tokens_b, on=keys, how="outer", suffixes=("_a", "_b"), sort=False)
     joined[["sinks_a", "sinks_b"]] = joined[["sinks_a", "sinks_b"]].fillna(0).astype("int64")
     return joined.sort_values(["stream", "first", "sinks_a", "sinks_b"], ascending=[True, False, False, False],
                               ignore_index=True)  # fmt: skip

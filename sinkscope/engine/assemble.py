@@ -75,15 +75,17 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
     sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
     findings = Findings(domains, sites, heads, layers, loop.reading, request)
-    measured = {name: table for each in loop.measurements for name, table in each.tables(findings).items()}
+    measured = {
+        name: table for measurement in loop.measurements for name, table in measurement.tables(findings).items()
+    }
     summary = _summary(loop, manifest, complete, domains, heads, layers, places)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
     add_sinks(summary, domains, sites, sinks, sink_tokens, places)
     tables = measured | {"heads": heads, "layers": layers}
-    for each in loop.measurements:
-        each.summarise(summary.streams, tables)
+    for measurement in loop.measurements:
+        measurement.summarise(summary.streams, tables)
         for name, domain in summary.domains.items():
-            each.summarise(domain.streams, {key: of_domain(table, name) for key, table in tables.items()})
+            measurement.summarise(domain.streams, {key: of_domain(table, name) for key, table in tables.items()})
     _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
     return Run(
         heads=heads,

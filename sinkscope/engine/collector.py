@@ -65,7 +65,7 @@ class Collector:
     def add(self, view: LayerView, row: int = 0) -> None:
         """Measures a view. `row`: the batch's row that it begins at."""
         view.sampled = self._sampler.count(view, self._start + row)
-        measured = {each.name: each.measure(view, self._lengths) for each in self._quantities.quantities}
+        measured = {quantity.name: quantity.measure(view, self._lengths) for quantity in self._quantities.quantities}
         values = {name: value for name, value in measured.items() if value is not None}
         self._sampler.add(view, values["layers"])
         self._batch[view.site.name].append(Part(view.batch, view.attention.causal, view.queries, view.keys, values))
@@ -114,7 +114,7 @@ def check_lengths(asked: tuple[int, ...] | None, tokens: Sequence[TokenData]) ->
 
 
 def _to_cpu(part: Part, quantities: QuantitySet) -> Part:
-    dims = {each.name: each.dims for each in quantities.quantities}
+    dims = {quantity.name: quantity.dims for quantity in quantities.quantities}
     return replace(part, values={name: _over_batch(dims[name], value).cpu() for name, value in part.values.items()})
 
 
@@ -173,7 +173,7 @@ class Sampler:
         sampled = view.rows(view.sampled)
         for place, metric in self._sampled:
             self._measure(metric, sampled, layers[:, place])
-        waiting = [each.work for each in self._begun]
+        waiting = [task.work for task in self._begun]
         if full(waiting):
             solve(waiting)
 
@@ -195,14 +195,14 @@ class Sampler:
 
     def drop(self) -> None:
         """Cancels the work under way; called when the batch fails."""
-        for each in self._begun:
-            each.work.cancel()
+        for task in self._begun:
+            task.work.cancel()
         self._begun = []
 
     def settle(self) -> None:
         """Waits for the work under way."""
-        for each in self._begun:
-            each.finish()
+        for task in self._begun:
+            task.finish()
         self._begun = []
 
 

@@ -44,16 +44,16 @@ def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
     if not finished(target) or (target / UNFINISHED).exists():
         return None
     run = load_run(target)
-    own, theirs = _facts(wanted), _facts(run.manifest)
-    known = {name for name, value in theirs["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
-    for facts in (own, theirs):
-        facts["model"] = {name: value for name, value in facts["model"].items() if name in known}
-    if own["data"] == theirs["data"]:  # however they were asked for, the sequences are the same
-        del own["text"], theirs["text"]
-    different = [name for name in own if own[name] != theirs[name]]
+    new, old = _facts(wanted), _facts(run.manifest)
+    recorded = {name for name, value in old["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
+    for facts in (new, old):
+        facts["model"] = {name: value for name, value in facts["model"].items() if name in recorded}
+    if new["data"] == old["data"]:  # however they were asked for, the sequences are the same
+        del new["text"], old["text"]
+    different = [name for name in new if new[name] != old[name]]
     if different:
         raise SinkscopeError(
-            f"{target} holds a finished run with another {first_difference(own, theirs, different)}; give another "
+            f"{target} holds a finished run with another {first_difference(new, old, different)}; give another "
             "--out, or --force to replace it"
         )
     return run
@@ -65,8 +65,10 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "text": plain(manifest.request.part("text")),
         "request": plain(manifest.request.part("columns", "rounding")),
         "model": manifest.model.model_dump(mode="json", by_alias=True, exclude={"name"}),
-        "data": {each.domain: each.model_dump(mode="json", include=READ) for each in manifest.data},
-        "metrics": {name: each.model_dump(mode="json", exclude={"failed"}) for name, each in manifest.metrics.items()},
-        "keywords": {name: each.model_dump(mode="json") for name, each in manifest.keywords.items()},
+        "data": {domain.domain: domain.model_dump(mode="json", include=READ) for domain in manifest.data},
+        "metrics": {
+            name: metric.model_dump(mode="json", exclude={"failed"}) for name, metric in manifest.metrics.items()
+        },
+        "keywords": {name: keyword.model_dump(mode="json") for name, keyword in manifest.keywords.items()},
         "tensor_parallel": manifest.tensor_parallel,
     }

@@ -119,37 +119,37 @@ class Launched(Processes):
         return list(work) if self.tensor else list(work[self.index :: self.count])
 
     def require_same(self, facts: Any) -> None:
-        found = self.together(lambda: facts)
-        other = next((index for index, each in enumerate(found) if each != found[0]), None)
-        if other is not None:
+        answers = self.together(lambda: facts)
+        process = next((index for index, answer in enumerate(answers) if answer != answers[0]), None)
+        if process is not None:
             raise SinkscopeError(
-                f"process {other} reads other weights or text than process 0: do both see the same files?"
+                f"process {process} reads other weights or text than process 0: do both see the same files?"
             )
 
     def on_main(self, step: Callable[[], T]) -> T:
         return self.together(lambda: step() if self.index == 0 else None)[0]  # type: ignore[return-value]
 
     def together(self, step: Callable[[], T]) -> list[T]:
-        own, error = self._take(step)
-        reports = self._exchange(own)
-        if any(each.interrupted for each in reports):
+        own_report, error = self._take(step)
+        reports = self._exchange(own_report)
+        if any(report.interrupted for report in reports):
             self._stopping, self._pending = True, False  # the launcher sends the signal again while main saves
             raise KeyboardInterrupt
-        for index, each in enumerate(reports):
-            if each.error is not None:
-                raise error if error is not None and index == self.index else _elsewhere(index, each.error)
-            if each.left is not None:
-                raise _elsewhere(index, f"ended with exit code {each.left}")
-        return [each.value for each in reports]
+        for index, report in enumerate(reports):
+            if report.error is not None:
+                raise error if error is not None and index == self.index else _elsewhere(index, report.error)
+            if report.left is not None:
+                raise _elsewhere(index, f"ended with exit code {report.left}")
+        return [report.value for report in reports]
 
     def leave(self, code: int) -> int:
         """Waits until all processes are done, so that none ends the others early; returns the exit code they share."""
         shared = None
         try:
             while shared is None and not self._broken:
-                codes = [each.left for each in self._exchange(_Report(left=code))]
+                codes = [report.left for report in self._exchange(_Report(left=code))]
                 if None not in codes:  # else another process has learned only now that this one is done
-                    shared = next((other for other in codes if other), 0)
+                    shared = next((exit_code for exit_code in codes if exit_code), 0)
                     self._exchange(_Report())  # all know the code now; it does no harm if one has ended
         except SinkscopeError:
             return code or 2 if shared is None else shared

@@ -97,7 +97,9 @@ class Loop:
     @property
     def quantities(self) -> QuantitySet:
         """What the scan measures."""
-        return self.declared.extended(own for each in self.measurements for own in each.quantities())
+        return self.declared.extended(
+            quantity for measurement in self.measurements for quantity in measurement.quantities()
+        )
 
     @cached_property
     def guests(self) -> Guests:
@@ -130,11 +132,13 @@ class Loop:
         while any(left):
             began = time.perf_counter()
             outcomes = self.processes.together(lambda: self._outcome(work))
-            left = [each.more for each in outcomes]
-            self.failures = list(dict.fromkeys(why for each in outcomes for why in each.failures))
-            self._learn([each.failed for each in outcomes])
-            self.guest_seconds = {name: sum(each.seconds[name] for each in outcomes) for name in outcomes[0].seconds}
-            self._keep([each.batch for each in outcomes if each.batch is not None])
+            left = [outcome.more for outcome in outcomes]
+            self.failures = list(dict.fromkeys(why for outcome in outcomes for why in outcome.failures))
+            self._learn([outcome.failed for outcome in outcomes])
+            self.guest_seconds = {
+                name: sum(outcome.seconds[name] for outcome in outcomes) for name in outcomes[0].seconds
+            }
+            self._keep([outcome.batch for outcome in outcomes if outcome.batch is not None])
             self.seconds += time.perf_counter() - began
 
     def _outcome(self, work: deque[Piece]) -> _Outcome:
@@ -143,8 +147,8 @@ class Loop:
 
     def _learn(self, failed: list[dict[str, str]]) -> None:
         """Takes over why metrics of others failed, in any process. Raises SinkscopeError with `strict`."""
-        for each in failed:
-            self.guests.learn(each)
+        for reasons in failed:
+            self.guests.learn(reasons)
         if self.strict and self.guests.failed:
             raise SinkscopeError(f"--strict: {self.guests.left_out[0]}{self._kept()}")
 
@@ -162,7 +166,7 @@ class Loop:
         domains = []
         names = {site.name for site in self.sites}
         for corpus, record in zip(self.reading.corpora, self._records, strict=False):
-            values = {name: each.without(self.guests.failed) for name, each in record.values().items()}
+            values = {name: site_values.without(self.guests.failed) for name, site_values in record.values().items()}
             if values:
                 others = {name: values.pop(name) for name in values.keys() - names}
                 domains.append(Domain(corpus, values, dict(sorted(others.items()))))
@@ -185,8 +189,8 @@ class Loop:
         mean, whole = (None, None) if self.heads is None else (self.heads.mean, self.heads.whole_count)
         capture = Capture(
             self.checkpoint.model, self.plan, collector.add, self.epsilon, head_mean=mean, layer_heads=whole,
-            readers={each.name: each.of_call for each in self.measurements},
-            writing=any(each.writing for each in self.measurements),
+            readers={measurement.name: measurement.of_call for measurement in self.measurements},
+            writing=any(measurement.writing for measurement in self.measurements),
         )  # fmt: skip
         return capture, collector
 
@@ -230,8 +234,8 @@ class Loop:
         data = self.reading.tokens[domain]
         if data.extras is not None:
             return 1
-        each = len(data.ids) if self.processes.tensor else -(-len(data.ids) // self.processes.count)
-        return self.batch_size or min(each, chosen_batch(data.ids.shape[1], self.checkpoint.device))
+        share = len(data.ids) if self.processes.tensor else -(-len(data.ids) // self.processes.count)
+        return self.batch_size or min(share, chosen_batch(data.ids.shape[1], self.checkpoint.device))
 
     def _next(self, work: deque[Piece]) -> Shard | None:
         """Measures the next batch, a smaller one where memory runs out. Returns None where no work is left."""
@@ -264,19 +268,19 @@ class Loop:
         collector.begin(batch.start)
         try:
             with ExitStack() as stack:
-                for each in self.measurements:  # before the capture, whose views then find what they watched
-                    stack.enter_context(each.watching(batch, ids))
+                for measurement in self.measurements:  # before the capture, whose views then find what they watched
+                    stack.enter_context(measurement.watching(batch, ids))
                 stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1]))
                 self.forward(batch.inputs, batch.mask, **batch.extra)
-            for each in self.measurements:
-                each.again(batch)
+            for measurement in self.measurements:
+                measurement.again(batch)
             bad = collector.bad_site(self.plan.sites)
             if bad is not None:
                 raise SinkscopeError(_why_not_finite(self.checkpoint, bad.layer, bad.module))
             self.checkpoint.check_unchanged()
             parts = collector.commit()
-            for each in self.measurements:
-                parts |= each.parts()
+            for measurement in self.measurements:
+                parts |= measurement.parts()
             return parts
         except BaseException:
             collector.drop()

@@ -96,7 +96,7 @@ def spectra_measured(domains: list[Domain]) -> dict[str, int]:
 def with_hidden(attention: list[SiteFacts], domains: list[Domain]) -> list[SiteFacts]:
     """Returns the facts of the attention calls with what the scan saw of their masks."""
     seen = {site.module: [d.sites[site.module].hides for d in domains if site.module in d.sites] for site in attention}
-    hides = {module: any(found) if found else None for module, found in seen.items()}
+    hides = {module: any(flags) if flags else None for module, flags in seen.items()}
     return [site.model_copy(update={"hides": hides[site.module]}) for site in attention]
 
 
@@ -129,7 +129,7 @@ def with_guests(manifest: Manifest, loop: Attended) -> Manifest:
     """Returns the manifest with what the metrics of others did: those that failed, whose columns no table has, and
     those that took long."""
     failed = loop.guests.failed
-    metrics = {name: each.model_copy(update={"failed": failed.get(name)}) for name, each in manifest.metrics.items()}
+    metrics = {name: facts.model_copy(update={"failed": failed.get(name)}) for name, facts in manifest.metrics.items()}
     told = [*loop.guests.left_out, *slow(loop.guest_seconds, loop.seconds * loop.processes.count)]
     return manifest.model_copy(update={
         "metrics": metrics,
@@ -152,16 +152,16 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
 
     `checked`: the self-check's record.
     """
-    found = []
+    warnings = []
     if plan.unread:
-        found.append(f"attention that is no map of queries and keys was not read: {', '.join(plan.unread)}")
+        warnings.append(f"attention that is no map of queries and keys was not read: {', '.join(plan.unread)}")
     agrees = checked["status"] == "passed" and checked["reference"] == EAGER
     shown = (
         "the self-check agreed with the model's own attention maps without it"
         if agrees
         else "no self-check against the model's own attention maps shows that it changes nothing"
     )
-    return found + [
+    return warnings + [
         f"the model passes the attention keyword {name!r} (in {module}), which sinkscope does not know and leaves out: "
         f"{shown}"
         for name, module in plan.keywords.items()
@@ -179,7 +179,11 @@ def refuse_unread(plan: Plan, checked: dict[str, Any]) -> None:
 def shared_facts(loop: Described) -> list[Any]:
     """What must be equal in all processes of a launch: weights, metrics, keywords that others declare, and inputs."""
     measured = [definitions(loop.declared.metrics), declared_keywords(loop.plan)]
-    return [loop.checkpoint.facts["weights_sha256"], *measured, *(each.fingerprint for each in loop.reading.corpora)]
+    return [
+        loop.checkpoint.facts["weights_sha256"],
+        *measured,
+        *(corpus.fingerprint for corpus in loop.reading.corpora),
+    ]
 
 
 def declared_keywords(plan: Plan) -> dict[str, dict[str, str]]:

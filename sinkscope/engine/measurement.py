@@ -122,7 +122,7 @@ class Measurement:
         return tuple(
             table_by_head(table, metrics)
             for table, columns in metrics.tables.items()
-            if table not in ALWAYS and any(each.measure == self.name for each in columns.values())
+            if table not in ALWAYS and any(metric.measure == self.name for metric in columns.values())
         )
 
     def of_call(self, call: AttentionCall | AttentionMap) -> Any:
@@ -153,8 +153,10 @@ class Measurement:
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         """Its tables, by name: those that its question declares."""
         return {
-            each.name: measured_table(each.name, findings.domains, findings.sites, lambda domain, site, means: means)
-            for each in self.quantities()
+            quantity.name: measured_table(
+                quantity.name, findings.domains, findings.sites, lambda domain, site, means: means
+            )
+            for quantity in self.quantities()
         }
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:

@@ -28,15 +28,15 @@ APPENDED = ("Llama4VisionModel",)
 
 def places_of(loop: Loop, domains: list[Domain]) -> PlacesOf:
     """The places of every attention call's keys in every domain, for the sequences that were measured."""
-    found: PlacesOf = {}
+    places: PlacesOf = {}
     for domain, data in zip(domains, loop.reading.tokens, strict=False):
         shared: dict[tuple[str, int], Places] = {}
         for _, site, values in sites_of([domain], loop.sites):
-            own = site.stream, values.keys
-            if own not in shared:
-                shared[own] = _places(loop, domain, data, *own).cut(values.count)
-            found[domain.name, site.name] = shared[own]
-    return found
+            stream_keys = site.stream, values.keys
+            if stream_keys not in shared:
+                shared[stream_keys] = _places(loop, domain, data, *stream_keys).cut(values.count)
+            places[domain.name, site.name] = shared[stream_keys]
+    return places
 
 
 def _places(loop: Loop, domain: Domain, data: TokenData, stream: str, keys: int) -> Places:

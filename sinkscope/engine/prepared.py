@@ -31,23 +31,23 @@ def prepared(
     kind = claim(request, checkpoint, forward)
     short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
-        found = plan(checkpoint.model, partial(forward, short, **extra))
-    reading = kind.read(found.positions)
+        call_plan = plan(checkpoint.model, partial(forward, short, **extra))
+    reading = kind.read(call_plan.positions)
     names = (*request.measures, *reading.measures)
     check_lengths(request.lengths, reading.tokens)
     heads = None
     if processes.tensor:
-        found, heads = spread(checkpoint.model, found, processes.count)
+        call_plan, heads = spread(checkpoint.model, call_plan, processes.count)
     declared = quantity_set(measured, request.lengths)
     measures = questions_asked(names)
     request = request.model_copy(update={"measures": measures, "model": checkpoint.facts["id"]})
     loop = Loop(
-        checkpoint, found, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
+        checkpoint, call_plan, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
         declared=declared, processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
     subject = Subject(
-        checkpoint.model, found, measured, lambda: forward.at_position_zero(reading.kind.several_probes()),
+        checkpoint.model, call_plan, measured, lambda: forward.at_position_zero(reading.kind.several_probes()),
         lambda batch: forward(batch.inputs, batch.mask, **batch.extra), request, reading.rules.bos_id,
     )  # fmt: skip
-    loop.measurements = [each(subject) for each in measurements(measures)]
+    loop.measurements = [measurement_type(subject) for measurement_type in measurements(measures)]
     return loop, request

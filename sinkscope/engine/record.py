@@ -44,7 +44,7 @@ class BatchRecord:
         self._done[start] = count, parts
         while self._count in self._done:
             count, parts = self._done[self._count]
-            rest = {name: [self._added(name, part) for part in own] for name, own in parts.items()}
+            rest = {name: [self._added(name, part) for part in site_parts] for name, site_parts in parts.items()}
             self._done[self._count] = count, rest
             self._unbroken.append(self._count)
             self._count += count
@@ -52,10 +52,10 @@ class BatchRecord:
     def _added(self, site: str, part: Part) -> Part:
         """Adds the part to the running totals and returns what is left of it."""
         rest = dict(part.values)
-        for each in self._quantities.quantities:
-            total = new_total(each) if each.name in rest else None
+        for quantity in self._quantities.quantities:
+            total = new_total(quantity) if quantity.name in rest else None
             if total is not None:
-                self._totals.setdefault((site, each.name), total).add(rest.pop(each.name), part.count)
+                self._totals.setdefault((site, quantity.name), total).add(rest.pop(quantity.name), part.count)
         return replace(part, values=rest)
 
     def gaps(self, total: int) -> list[tuple[int, int]]:
@@ -77,8 +77,8 @@ class BatchRecord:
         for start in self._unbroken:
             count, parts = self._done[start]
             self._done[start] = count, {}
-            for name, own in parts.items():
-                joined[name] += own
+            for name, site_parts in parts.items():
+                joined[name] += site_parts
         return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
     def relength(self, lengths: list[int], aligned: Callable[[int, Part], Part]) -> None:
@@ -89,8 +89,8 @@ class BatchRecord:
             self._done[start] = count, {name: _numbered_parts(start, own, aligned) for name, own in parts.items()}
 
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
-        joined = {each.name: _join(each, parts) for each in self._quantities.quantities}
-        joined |= {name: total.result() for (own, name), total in self._totals.items() if own == site}
+        joined = {quantity.name: _join(quantity, parts) for quantity in self._quantities.quantities}
+        joined |= {name: total.result() for (total_site, name), total in self._totals.items() if total_site == site}
         return SiteValues(
             quantities=self._quantities,
             arrays={name: array for name, array in joined.items() if array is not None},
@@ -124,11 +124,11 @@ def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
         return torch.cat([values for values, _ in present]).numpy()
     shape = present[0][0].shape[1:]
     rows = [part.values.get(quantity.name, torch.full((part.count, *shape), torch.nan)) for part in parts]
-    other = next((row.shape[1:] for row in rows if row.shape[1:] != shape), None)
-    if other is not None:
+    other_shape = next((row.shape[1:] for row in rows if row.shape[1:] != shape), None)
+    if other_shape is not None:
         raise SinkscopeError(
             f"quantity {quantity.name}: its axes ({', '.join(quantity.dims[1:])}) have {list(shape)} in one batch and "
-            f"{list(other)} in another; only key, query and early may differ"
+            f"{list(other_shape)} in another; only key, query and early may differ"
         )
     return torch.cat([row.double() for row in rows]).numpy()
 
@@ -171,12 +171,12 @@ class PlaceTotals:
         self._number = torch.zeros(0, dtype=torch.float64)
 
     def add(self, values: Tensor, count: int) -> None:
-        own, before, size = values[0], len(self._number), values.shape[-1]
+        added, before, size = values[0], len(self._number), values.shape[-1]
         if size > before:
-            longer = torch.zeros_like(own)
+            longer = torch.zeros_like(added)
             longer[..., :before] = self._sum
             self._sum, self._number = longer, pad(self._number, (0, size - before))
-        self._sum[..., :size] += own
+        self._sum[..., :size] += added
         self._number[:size] += count
 
     def result(self) -> np.ndarray:
@@ -226,14 +226,14 @@ class GrowingRecord:
     def values(self) -> dict[str, SiteValues]:
         """The values of all sequences so far, by site name; more may come afterwards."""
         copied = deepcopy(self._record)
-        by_length = [each.name for each in self._quantities.quantities if each.dims[-1] == "length"]
+        by_length = [quantity.name for quantity in self._quantities.quantities if quantity.dims[-1] == "length"]
         wanted = prefixes(self.longest, self._quantities.lengths)
         copied.relength(wanted, lambda start, part: self._aligned(start, part, by_length, wanted))
         return copied.values()
 
     def _aligned(self, start: int, part: Part, names: list[str], wanted: list[int]) -> Part:
-        own = self._lengths[start]
-        values = {name: _placed(part.values[name], own, wanted) for name in names if name in part.values}
+        lengths = self._lengths[start]
+        values = {name: _placed(part.values[name], lengths, wanted) for name in names if name in part.values}
         return replace(part, values=part.values | values)
 
 

@@ -183,10 +183,10 @@ def scan_request(
             refuse_unread(loop.plan, check)
         manifest = describe(loop, request, check)
         if shards is not None:
-            found = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
-            if isinstance(found, Run):
-                return found
-            loop.shards = found
+            run_or_shards = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
+            if isinstance(run_or_shards, Run):
+                return run_or_shards
+            loop.shards = run_or_shards
         try:
             loop.run()
         except KeyboardInterrupt:

@@ -62,7 +62,7 @@ def check_loop(loop: Loop) -> dict[str, Any]:
             sequence, extra = loop.reading.first_sequence(loop.checkpoint.device)
             return self_check(loop.checkpoint.model, loop.plan, loop.forward, sequence, extra)
 
-    return max(loop.processes.together(check), key=lambda found: found["max_difference"] or 0.0)
+    return max(loop.processes.together(check), key=lambda record: record["max_difference"] or 0.0)
 
 
 def self_check(
@@ -194,7 +194,7 @@ def _eager_reference(
             plain = forward(short)[0]
             with eager(model):
                 outputs = forward(ids, output_attentions=True)
-                other = outputs[0] if short is ids else forward(short, output_attentions=True)[0]
+                eager_output = outputs[0] if short is ids else forward(short, output_attentions=True)[0]
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError):
         reference.reason = "the model gives no eager attention maps"
         return reference
@@ -212,7 +212,7 @@ def _eager_reference(
             _keep(reference, site, probabilities)
         if len(maps) != len(sites):
             reference.reason = f"the model returns {len(maps)} eager attention maps for {len(sites)} attention calls"
-    difference = _relative_difference(plain, other)
+    difference = _relative_difference(plain, eager_output)
     if reference.reason is None and not difference <= bound:
         reference.reason = f"eager attention computes another output (relative difference {difference:.2g})"
     return reference
@@ -226,7 +226,7 @@ def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[T
     """Pairs the sites with their returned maps: all in one list, or a list for each stream."""
 
     def maps(name: str) -> list[Tensor]:
-        return [each for each in getattr(outputs, name, None) or () if isinstance(each, Tensor)]
+        return [entry for entry in getattr(outputs, name, None) or () if isinstance(entry, Tensor)]
 
     if len(maps("attentions")) == len(sites):
         yield sites, maps("attentions")

@@ -128,19 +128,19 @@ class Unfinished:
 
     def check_key(self, own: dict[str, Any]) -> None:
         """Raises SinkscopeError where what is kept has another key, or none that can be read."""
-        theirs = kept_json(self._folder / KEY)
-        if not theirs:
+        kept = kept_json(self._folder / KEY)
+        if not kept:
             raise SinkscopeError(f"{self._folder / KEY} is damaged: start anew with --force")
-        if theirs.get("schema_version") != own.get("schema_version"):
+        if kept.get("schema_version") != own.get("schema_version"):
             raise SinkscopeError(
-                f"{self.folder} holds an unfinished {self.WHAT} of sinkscope {theirs.get('sinkscope')}, whose batches "
+                f"{self.folder} holds an unfinished {self.WHAT} of sinkscope {kept.get('sinkscope')}, whose batches "
                 "this sinkscope cannot read: give another --out, or --force to start anew"
             )
-        different = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
+        different = [name for name in {**own, **kept} if own.get(name) != kept.get(name)]
         if different:
             raise SinkscopeError(
                 f"{self.folder} holds an unfinished {self.WHAT} with another "
-                f"{first_difference(own, theirs, different)}; give another --out, or --force to start anew"
+                f"{first_difference(own, kept, different)}; give another --out, or --force to start anew"
             )
 
 
@@ -182,14 +182,14 @@ class Shards(Unfinished):
     def _settle(self) -> None:
         """Writes the key where that is still to be done."""
         if self._later is not None:
-            own, self._later = self._take(self._later()), None
-            self.write_key(own)
+            key, self._later = self._take(self._later()), None
+            self.write_key(key)
 
     def _take(self, key: dict[str, Any]) -> dict[str, Any]:
         """Makes the shards those of a key, and returns it as plain data."""
-        own: dict[str, Any] = plain(key)
-        self._key = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-        return own
+        plain_key: dict[str, Any] = plain(key)
+        self._key = hashlib.sha256(json.dumps(plain_key, sort_keys=True).encode()).hexdigest()
+        return plain_key
 
     def discard_if_empty(self) -> None:
         """Removes the folders that this scan made where it failed before its first batch was done."""
@@ -206,7 +206,7 @@ class Shards(Unfinished):
             self._write(shard, quantities)
 
     def _write(self, shard: Shard, quantities: QuantitySet) -> None:
-        parts = [(site, part) for site, own in shard.parts.items() for part in own]
+        parts = [(site, part) for site, site_parts in shard.parts.items() for part in site_parts]
         tensors = {
             f"{number}.{name}": value.contiguous()
             for number, (_, part) in enumerate(parts)
@@ -314,13 +314,13 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
 
     An entry that one key leaves to the default comes last: the default may be what the other one asks for.
     """
-    name = min(names, key=lambda each: own.get(each) is None or theirs.get(each) is None)
+    name = min(names, key=lambda entry: own.get(entry) is None or theirs.get(entry) is None)
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
         rest = first_difference(first, second, inner)
         return rest if name in ("request", "text") else f"{name}.{rest}"
-    told = ["the default" if each is None else str(each) for each in (second, first)]
+    told = ["the default" if value is None else str(value) for value in (second, first)]
     shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in told]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 

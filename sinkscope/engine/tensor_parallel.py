@@ -52,7 +52,7 @@ class HeadShards:
         parts: Parts = {}
         for name in batches[0].parts:
             views = zip(*(batch.parts[name] for batch in batches), strict=True)
-            parts[name] = [_joined(each, quantities) if name in self.sites else each[0] for each in views]
+            parts[name] = [_joined(view, quantities) if name in self.sites else view[0] for view in views]
         return replace(batches[0], parts=parts)
 
 
@@ -60,11 +60,13 @@ def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
     """Joins the parts of one layer: quantities with a `head` axis along that axis, the events of heads from all parts,
     the others from the first part."""
     values = dict(parts[0].values)
-    for each in quantities.quantities:
-        if each.of_events and each.name in values:
-            values[each.name] = _joined_events(each.name, parts)
-        if "head" in each.dims and each.name in values:
-            values[each.name] = torch.cat([part.values[each.name] for part in parts], each.dims.index("head"))
+    for quantity in quantities.quantities:
+        if quantity.of_events and quantity.name in values:
+            values[quantity.name] = _joined_events(quantity.name, parts)
+        if "head" in quantity.dims and quantity.name in values:
+            values[quantity.name] = torch.cat(
+                [part.values[quantity.name] for part in parts], quantity.dims.index("head")
+            )
     return replace(parts[0], values=values)
 
 
@@ -73,9 +75,9 @@ def _joined_events(name: str, parts: Sequence[Part]) -> Tensor:
     field, heads = EVENT_FIELDS.index("head"), parts[0].values["heads"].shape[1]
     events = [part.values[name].clone() for part in parts]
     joined = [events[0][events[0][:, field].isnan()]]
-    for index, own in enumerate(events):
-        own[:, field] += index * heads
-        joined.append(own[~own[:, field].isnan()])
+    for index, rows in enumerate(events):
+        rows[:, field] += index * heads
+        joined.append(rows[~rows[:, field].isnan()])
     return torch.cat(joined)
 
 

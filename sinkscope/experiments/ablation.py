@@ -128,12 +128,12 @@ def _zeroed(grid: list[Cell], sequences: pd.DataFrame, seed: int, sinks: bool) -
     """The rows of ablation.csv with their losses, a random arm's draws apart. `sinks`: with the sink rates of rows that
     zero no heads."""
     by_arm = dict(iter(sequences.groupby("arm", sort=False)))
-    found = []
+    zeroed = []
     for name, fraction, arm in [(UNABLATED, NAN, Unablated()), *grid]:
-        for draw, own in by_arm[arm.name].groupby("draw", sort=False, dropna=False):
+        for draw, rows in by_arm[arm.name].groupby("draw", sort=False, dropna=False):
             number = None if pd.isna(draw) else int(draw)
             heads = arm.heads(seed, number or 0) if isinstance(arm, ZeroedHeads | RandomHeads) else {}
             rates = ("sink_rate_first", "sink_rate_any") if sinks and name in (UNABLATED, HIDDEN) else ()
-            means = {rate: float(own[rate].to_numpy().mean()) for rate in rates}
-            found.append(ZeroedArm(name, fraction, number, heads, own["loss"].to_numpy(), means))
-    return found
+            means = {rate: float(rows[rate].to_numpy().mean()) for rate in rates}
+            zeroed.append(ZeroedArm(name, fraction, number, heads, rows["loss"].to_numpy(), means))
+    return zeroed

@@ -28,11 +28,11 @@ def attention_map(
     revision: str | None = None, trust_remote_code: bool = False, adapter: str | None = None,
 ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
     """A[query, key] of one head, [T, T] float64, and the T tokens, as in `attention_maps`. Raises as that does."""
-    (found,) = attention_maps(
+    (head_map,) = attention_maps(
         model, text, layers, [(layer, head)], device=device, dtype=dtype, revision=revision,
         trust_remote_code=trust_remote_code, adapter=adapter,
     )  # fmt: skip
-    return found.weights, found.tokens
+    return head_map.weights, head_map.tokens
 
 
 def attention_maps(
@@ -70,13 +70,13 @@ def attention_maps(
             raise SinkscopeError(
                 f"--length {length}: the text has {ids.shape[1]} tokens; give a length from 2 to that number"
             )
-    found = []
+    head_maps = []
     for length in lengths or [ids.shape[1]]:
         maps = _own_maps(model, checkpoint, ids[:, :length], len(layers))
         tokens = [str(token) for token in checkpoint.tokenizer.convert_ids_to_tokens(ids[0, :length].tolist())]
         for layer, head in heads:
-            found.append(HeadMap(layer, head, _of_head(maps, layers, layer, head), tokens))
-    return found
+            head_maps.append(HeadMap(layer, head, _of_head(maps, layers, layer, head), tokens))
+    return head_maps
 
 
 def _own_maps(model: str, checkpoint: Any, ids: Any, expected: int) -> list[Any]:
@@ -88,7 +88,7 @@ def _own_maps(model: str, checkpoint: Any, ids: Any, expected: int) -> list[Any]
     forward = Forward(checkpoint.model)
     with torch.no_grad(), eager(checkpoint.model):
         output: Any = forward(ids.to(checkpoint.device), output_attentions=True)
-    maps = [each for each in getattr(output, "attentions", None) or () if each is not None]
+    maps = [weights for weights in getattr(output, "attentions", None) or () if weights is not None]
     if len(maps) != expected:
         raise SinkscopeError(f"{model} returns {len(maps)} attention maps for {expected} layers with attention")
     return maps

@@ -85,8 +85,8 @@ class Passes:
         """`has_head`: whether the model gives logits. `ids`: token ids for the dry run that finds attention calls."""
         base = unwrapped(model)
         forward, whole = Forward(base), Forward(model)
-        found = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
-        capture = Capture(base, found, lambda view, row: None, EPSILON)
+        calls = plan(base, lambda: forward(ids[:1, :DRY_RUN_TOKENS]))
+        capture = Capture(base, calls, lambda view, row: None, EPSILON)
 
         def scan(ids: Tensor, sampled: int | None = None) -> None:
             collector = Collector(ids.shape[1], sampled=sampled)
@@ -102,7 +102,7 @@ class Passes:
 
         run: dict[str, Callable[[Tensor], Any]] = {PLAIN: whole} if has_head else {}
         run |= {BACKBONE: forward, SCAN: scan, LATER: partial(scan, sampled=0), EAGER: maps}
-        return cls(model, found, run)
+        return cls(model, calls, run)
 
     def leave_out(self, count: int, length: int, vocabulary: int, free: int | None) -> dict[str, int]:
         """Removes the contenders that would not fit into memory; returns the bytes that each would need."""
@@ -175,8 +175,8 @@ def bench(
     for option, number in (("--rounds", rounds), ("--batch-size", batch_size)):
         if number is not None and number < 1:
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
-    for name, given in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
-        check_not_too_large(name, given)
+    for name, value in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
+        check_not_too_large(name, value)
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options, report)
     length = _length(seq_len, checkpoint)

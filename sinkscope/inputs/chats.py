@@ -52,10 +52,10 @@ def find_spans(messages: list[Message], render: Render) -> tuple[str, list[Span]
     except SinkscopeError:  # by a rule of its own it refuses marks, or writes something else beside them
         return text, [Span(0, len(text), None)]
     spans, reached = [], 0
-    for piece, number, own in zip(pieces, slots, written, strict=False):
+    for piece, number, writing in zip(pieces, slots, written, strict=False):
         reached += len(piece)
-        spans += _span(own, marks.texts[number], number, reached)
-        reached += len(own)
+        spans += _span(writing, marks.texts[number], number, reached)
+        reached += len(writing)
     return text, spans
 
 
@@ -101,19 +101,19 @@ def _written(
     between = [""] * len(slots)
     for odd in (0, 1):
         others = slots[1 - odd :: 2]
-        found, kept = marks.split(render(marks.put({*others})))
+        new_pieces, kept = marks.split(render(marks.put({*others})))
         if kept != others:
             raise SinkscopeError("the template writes a text twice, or not always")
-        between[odd::2] = found[odd : odd + len(between[odd::2])]
+        between[odd::2] = new_pieces[odd : odd + len(between[odd::2])]
     starts, stops, written = [], [], []
-    for own, before, after in zip(between, pieces[:-1], pieces[1:], strict=True):
-        start = _shared(own, before)
-        stop = _shared(own[start:][::-1], after[::-1])
+    for gap, before, after in zip(between, pieces[:-1], pieces[1:], strict=True):
+        start = _shared(gap, before)
+        stop = _shared(gap[start:][::-1], after[::-1])
         starts.append(start)
         stops.append(stop)
-        written.append(own[start : len(own) - stop])
+        written.append(gap[start : len(gap) - stop])
     ends = zip(pieces, [len(pieces[0]), *stops], [*starts, len(pieces[-1])], strict=True)
-    return [_middle(*each) for each in ends], written
+    return [_middle(*end) for end in ends], written
 
 
 def _shared(a: str, b: str) -> int:
@@ -134,9 +134,9 @@ def _span(written: str, text: str, number: int, reached: int) -> list[Span]:
     Where it left out a part, the rest is the message's. Where it changed the text, or wrote more, that is nobody's.
     """
     rest = written.strip()
-    own = text if text in written or rest not in text else rest
-    start, stop = written.find(own), written.find(own) + len(own)
-    if start < 0 or start != written.rfind(own):
+    kept_text = text if text in written or rest not in text else rest
+    start, stop = written.find(kept_text), written.find(kept_text) + len(kept_text)
+    if start < 0 or start != written.rfind(kept_text):
         parts: list[tuple[int, int, int | None]] = [(0, len(written), None)]
     else:
         parts = [(0, start, None), (start, stop, number), (stop, len(written), None)]
@@ -255,7 +255,7 @@ def _untold(chats: list[_Chat]) -> list[str]:
 
 def _tokens(document: Document, tokenizer: Any, open_end: bool) -> _Chat:
     messages = document.messages or []
-    text, spans = find_spans(messages, lambda each: _rendered(document.name, each, tokenizer, open_end))
+    text, spans = find_spans(messages, lambda turns: _rendered(document.name, turns, tokenizer, open_end))
     check_characters(text, document.name)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
     ids = np.array(encoded["input_ids"], dtype=np.int64)
@@ -271,8 +271,8 @@ def _regions(messages: list[dict[str, str]], spans: list[Span], offsets: np.ndar
     """The region of each token: that of the first span that it shares a character with, else the markers."""
     if not spans:
         return np.zeros(len(offsets), dtype=np.int64)
-    whose = [NOBODY if each.message is None else REGIONS.index(messages[each.message]["role"]) for each in spans]
-    bounds = np.array([(each.start, each.stop) for each in spans])
+    whose = [NOBODY if span.message is None else REGIONS.index(messages[span.message]["role"]) for span in spans]
+    bounds = np.array([(span.start, span.stop) for span in spans])
     first = np.searchsorted(bounds[:, 1], offsets[:, 0], side="right")
     within = np.minimum(first, len(spans) - 1)
     shared = (first < len(spans)) & (bounds[within, 0] < offsets[:, 1])
@@ -333,9 +333,11 @@ def continued(corpus: Corpus, rules: TokenRules, write: Callable[[list[int]], li
     for number, row in enumerate(corpus.ids):
         prompt = row[row != PADDING].tolist()
         answer = write(prompt)
-        known = _of_text(prompt, rules) if corpus.regions is None else corpus.regions[number, : len(prompt)].tolist()
+        prompt_regions = (
+            _of_text(prompt, rules) if corpus.regions is None else corpus.regions[number, : len(prompt)].tolist()
+        )
         rows.append([*prompt, *answer])
-        regions.append([*known, *[GENERATED] * len(answer)])
+        regions.append([*prompt_regions, *[GENERATED] * len(answer)])
     if all(GENERATED not in row for row in regions):
         raise SinkscopeError(f"--generate: the model ends at once after every sequence of {corpus.domain}")
     length = max(map(len, rows))

@@ -80,9 +80,9 @@ class Texts:
 
 def as_texts(data: Any) -> Texts | None:
     """The strings of a list as texts, where one holds a space or a line break and none is a SPEC; None otherwise."""
-    if not isinstance(data, list | tuple) or not data or not all(isinstance(each, str) for each in data):
+    if not isinstance(data, list | tuple) or not data or not all(isinstance(text, str) for text in data):
         return None
-    plain = not any(_is_spec(each) for each in data) and any(len(each.split()) > 1 for each in data)
+    plain = not any(_is_spec(text) for text in data) and any(len(text.split()) > 1 for text in data)
     return Texts(tuple(data)) if plain else None
 
 
@@ -128,10 +128,10 @@ def check_spec(spec: str) -> None:
     name, _, field = spec.partition("#")
     path = Path(name)
     if path.suffix.lower() not in SUFFIXES:
-        known = (*BUILT_IN, *SYNTHETIC)
+        specs = (*BUILT_IN, *SYNTHETIC)
         raise SinkscopeError(
-            f"unknown data {spec!r}: give one of {', '.join(known)}, a "
-            f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, known)}"
+            f"unknown data {spec!r}: give one of {', '.join(specs)}, a "
+            f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, specs)}"
         )
     if not path.is_file():
         raise SinkscopeError(f"no such data file: {name}")
@@ -249,9 +249,9 @@ def _documents(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document
 
 def _no_field(place: str, field: str, names: Iterable[str]) -> str:
     wanted = f"no column {field!r}" if field else "neither `text` nor `input_ids` nor `messages`"
-    found = sorted(map(str, names))
-    more = f" and {len(found) - NAMES_SHOWN:,} more" if len(found) > NAMES_SHOWN else ""
-    shown = ", ".join(found[:NAMES_SHOWN]) or "none"
+    columns = sorted(map(str, names))
+    more = f" and {len(columns) - NAMES_SHOWN:,} more" if len(columns) > NAMES_SHOWN else ""
+    shown = ", ".join(columns[:NAMES_SHOWN]) or "none"
     return f"{place}: {wanted}; it has {shown}{more} (choose one with FILE#COLUMN)"
 
 

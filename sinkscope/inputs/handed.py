@@ -52,7 +52,7 @@ def loss_data(data: Any) -> Given:
     texts = as_texts(data)
     if texts is not None:
         return texts
-    if isinstance(data, list | tuple) and data and all(isinstance(each, str) for each in data):
+    if isinstance(data, list | tuple) and data and all(isinstance(spec, str) for spec in data):
         if len(data) > 1:
             raise SinkscopeError(f"data: a loss is measured on one SPEC, not {len(data)}: measure each by itself")
         return loss_data(data[0])

@@ -106,7 +106,7 @@ def _with_text(processor: Any, picture: Any, prompt: str) -> dict[str, Any]:
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     else:
         text = f"{getattr(processor, 'image_token', '<image>')}\n{prompt}"
-    given = dict(processor(images=[picture], text=[text], return_tensors="pt"))
-    if PIXELS not in given:
+    sequence = dict(processor(images=[picture], text=[text], return_tensors="pt"))
+    if PIXELS not in sequence:
         raise ValueError(f"it returns no {PIXELS}")
-    return given
+    return sequence

@@ -93,14 +93,14 @@ def read_opened(
     given.
     """
     # Asked before any is drawn, which 10^9 tokens would need memory for.
-    _check_room(seq_len, max(each.prepend for each in opened))
-    before = [opening_tokens(each, tokenizer, rules, num_sequences, seed) for each in opened]
+    _check_room(seq_len, max(opening.prepend for opening in opened))
+    before = [opening_tokens(opening, tokenizer, rules, num_sequences, seed) for opening in opened]
     most, least = (choose(tokens.shape[1] for tokens in before) + len(rules.suffix) for choose in (max, min))
     _check_room(seq_len, most)
     taken = _taken(spec, tokenizer, rules, seq_len - least, num_sequences, seed)
     if not taken:
         raise too_short(spec, seq_len)
-    several = len({each.first for each in opened}) > 1, len({each.prepend for each in opened}) > 1
+    several = len({opening.first for opening in opened}) > 1, len({opening.prepend for opening in opened}) > 1
     corpora = []
     for opening, tokens in zip(opened, before, strict=True):
         corpus = Corpus(

@@ -118,8 +118,8 @@ def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> 
 
 def _padding_mask(data: Any, name: str) -> str | None:
     """Returns the name of a mask that hides part of the signals: they are read whole, so padding would be measured."""
-    masks = [each for each in data if each.endswith("mask") and (name != PIXELS or each.startswith("pixel"))]
-    return next((each for each in masks if not torch.as_tensor(data[each]).bool().all()), None)
+    masks = [key for key in data if key.endswith("mask") and (name != PIXELS or key.startswith("pixel"))]
+    return next((mask for mask in masks if not torch.as_tensor(data[mask]).bool().all()), None)
 
 
 def _decoder_text(given: Any, sequences: int, vocabulary: int | None) -> np.ndarray:
@@ -201,8 +201,8 @@ class Sighted:
 
     def corpus(self) -> Corpus:
         """Returns the valid ids of each sequence; the fingerprint covers the pictures or sound too."""
-        given = self.tokens.extras or []
-        numbers = [extra[name].cpu().double().numpy().ravel() for extra in given for name in sorted(extra)]
+        extras = self.tokens.extras or []
+        numbers = [extra[name].cpu().double().numpy().ravel() for extra in extras for name in sorted(extra)]
         plain = as_corpus(self.tokens)
         what = "pictures" if self.signal == PIXELS else "sound"
         return Corpus(f"token ids and {what}", plain.ids, plain.pieces, vectors=np.concatenate(numbers))
@@ -222,8 +222,8 @@ class ImageNames:
 
 def image_token(config: Any) -> int | None:
     """The id that stands for a part of a picture in the text; None where the configuration names none."""
-    found = (getattr(config, name, None) for name in IMAGE_IDS)
-    return next((token for token in found if isinstance(token, int)), None)
+    candidates = (getattr(config, name, None) for name in IMAGE_IDS)
+    return next((token for token in candidates if isinstance(token, int)), None)
 
 
 def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | None = None) -> Sighted | None:
@@ -246,7 +246,7 @@ def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | 
     rest.pop("attention_mask", None)
     shown = np.unique((ids.ids == image_id).sum(1)) if image_id is not None else np.zeros(2)
     parts = [_parts(name, value, rest, len(ids.ids), len(shown) == 1) for name, value in rest.items()]
-    extras = [dict(zip(rest, own, strict=True)) for own in zip(*parts, strict=True)]
+    extras = [dict(zip(rest, row, strict=True)) for row in zip(*parts, strict=True)]
     for number, extra in enumerate(extras):
         length = ids.ids.shape[1]
         start, stop = ids.span(number)
@@ -260,8 +260,8 @@ def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | 
 def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
     """Joins sequences that a processor returned one by one, each a batch of one; lengths may differ."""
     read = [sighted_data(sequence, None, vocabulary) for sequence in sequences]
-    rows = [one.tokens.ids[0] for one in read if one is not None]
-    extras = [extra for one in read if one is not None for extra in one.tokens.extras or []]
+    rows = [sighted.tokens.ids[0] for sighted in read if sighted is not None]
+    extras = [extra for sighted in read if sighted is not None for extra in sighted.tokens.extras or []]
     ids = token_data(rows, vocabulary)
     return Sighted(TokenData(ids.ids, ids.mask, extras=extras))
 

@@ -57,7 +57,7 @@ def read_wav(path: Path, rate: int) -> np.ndarray:
         cut = _cut_short(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about chunks that hold no sound
-            found, samples = (0, None) if cut else wavfile.read(path)
+            hertz, samples = (0, None) if cut else wavfile.read(path)
     except Exception:  # scipy's reader meets damage with a dozen kinds of exception
         raise SinkscopeError(f"--audio: {path} is damaged or not a wav file") from None
     if samples is None:
@@ -65,8 +65,8 @@ def read_wav(path: Path, rate: int) -> np.ndarray:
             f"--audio: {path} is cut short: it declares more than it holds; copy it again, or write it again with its "
             "length, which a program that writes to a pipe does not know"
         )
-    if found != rate:
-        raise SinkscopeError(f"--audio: {path} has {found} samples a second, the model reads {rate}: resample it first")
+    if hertz != rate:
+        raise SinkscopeError(f"--audio: {path} has {hertz} samples a second, the model reads {rate}: resample it first")
     if samples.dtype == np.uint8:
         sound = (samples.astype(np.float32) - 128) / 128
     elif samples.dtype.kind == "i":
@@ -123,8 +123,8 @@ def _extracted(extractor: Any, sounds: Sequence[np.ndarray], name: str) -> list[
     """Extracts each recording by itself, without the frames that its extractor marks as padding."""
     parts = []
     for sound in sounds:
-        given = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")
-        values, mask = np.asarray(given[name])[0], given.get("attention_mask")
+        features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")
+        values, mask = np.asarray(features[name])[0], features.get("attention_mask")
         if mask is not None and mask.shape[1] == len(values):
             values = values[: int(mask.sum())]
         parts.append(values)

@@ -157,5 +157,5 @@ def _events(sequence: Tensor, head: Tensor, position: Tensor, alpha: Tensor, sta
     else:
         measured = state[sequence, position].to(alpha.dtype)
     return torch.cat(
-        [torch.stack([each.to(alpha.dtype) for each in (sequence, head, position, alpha)], -1), measured], 1
+        [torch.stack([column.to(alpha.dtype) for column in (sequence, head, position, alpha)], -1), measured], 1
     )

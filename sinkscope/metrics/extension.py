@@ -35,16 +35,16 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
     """
     metrics: list[Metric] = []
     for function in [*installed(), *_functions(given)]:
-        own = declared(function)
-        if not own:
+        declarations = declared(function)
+        if not declarations:
             name = getattr(function, "__name__", None) or repr(function)
             raise SinkscopeError(f"{name} is no metric: put @sinkscope.head_metric or @sinkscope.layer_metric above it")
-        metrics += [metric for metric in own if all(metric is not each for each in metrics)]
+        metrics += [metric for metric in declarations if all(metric is not earlier for earlier in metrics)]
     built_in = registered()
     metrics = [metric for metric in metrics if built_in.tables.get(metric.table, {}).get(metric.name) is not metric]
-    other = next((metric for metric in metrics if metric.table not in ALWAYS), None)
-    if other is not None:
-        raise SinkscopeError(f"metric {other.name}: only a question adds columns to {other.table}; use @head_metric")
+    stray = next((metric for metric in metrics if metric.table not in ALWAYS), None)
+    if stray is not None:
+        raise SinkscopeError(f"metric {stray.name}: only a question adds columns to {stray.table}; use @head_metric")
     _check_names(metrics, built_in, reserved)
     return built_in.extended(as_guests(metrics))
 
@@ -81,13 +81,13 @@ def installed() -> list[Callable[..., Any]]:
     """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError where one does not
     load, or declares none."""
     functions: list[Callable[..., Any]] = []
-    for name, found in INSTALLED.items():
-        own = [found] if declared(found) else _functions_of(found)
-        if not own:
+    for name, loaded in INSTALLED.items():
+        added = [loaded] if declared(loaded) else _functions_of(loaded)
+        if not added:
             raise SinkscopeError(
                 f"{INSTALLED.what} {name}: {' and '.join(INSTALLED.owners(name))} declares no metric there"
             )
-        functions += own
+        functions += added
     return functions
 
 
@@ -96,18 +96,18 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
 
     Two scans measure the same metrics where names and code are the same.
     """
-    known = registered(shipped=True)
-    own = [
+    shipped = registered(shipped=True)
+    foreign = [
         metric
         for table, columns in metrics.tables.items()
         for name, metric in columns.items()
-        if name not in known.names(table)
+        if name not in shipped.names(table)
     ]
     hidden = ("name", "compute", "begin", "measure", "map_place")
     return {
         metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
         | {"code_sha256": code_sha256(metric.compute)}
-        for metric in own
+        for metric in foreign
     }
 
 
@@ -130,12 +130,12 @@ def _functions(given: Iterable[Any]) -> list[Any]:
     """Replaces each file by its functions and reads each file once; functions stay as they are."""
     functions: list[Any] = []
     read: set[Path] = set()
-    for each in given:
-        if not isinstance(each, str | Path):
-            functions.append(each)
-        elif Path(each).resolve() not in read:
-            read.add(Path(each).resolve())
-            functions += functions_in(each)
+    for source in given:
+        if not isinstance(source, str | Path):
+            functions.append(source)
+        elif Path(source).resolve() not in read:
+            read.add(Path(source).resolve())
+            functions += functions_in(source)
     return functions
 
 

@@ -119,49 +119,51 @@ def as_guests(metrics: Iterable[Metric]) -> list[Metric]:
     by_function: dict[int, list[Metric]] = {}
     for metric in metrics:
         by_function.setdefault(id(inspect.unwrap(metric.compute)), []).append(metric)
-    guests = [(Guest(tuple(metric.name for metric in own)), own) for own in by_function.values()]
-    return [guest.calling(metric) for guest, own in guests for metric in own]
+    guests = [(Guest(tuple(metric.name for metric in group)), group) for group in by_function.values()]
+    return [guest.calling(metric) for guest, group in guests for metric in group]
 
 
 class Guests:
     """The guests of one scan."""
 
     def __init__(self, metrics: MetricSet) -> None:
-        own = [metric.compute for table in metrics.tables.values() for metric in table.values()]
+        functions = [metric.compute for table in metrics.tables.values() for metric in table.values()]
         self._guests: list[Guest] = list(
-            {id(each.guest): each.guest for each in own if hasattr(each, "guest")}.values()
+            {id(function.guest): function.guest for function in functions if hasattr(function, "guest")}.values()
         )
 
     @property
     def failed(self) -> dict[str, str]:
         """Why a metric failed, by its name."""
-        return {name: each.failed for each in self._guests if each.failed is not None for name in each.names}
+        return {name: guest.failed for guest in self._guests if guest.failed is not None for name in guest.names}
 
     @property
     def left_out(self) -> list[str]:
         """A line for each guest that failed."""
-        return [f"metric {each.title} is left out: {each.failed}" for each in self._guests if each.failed is not None]
+        return [
+            f"metric {guest.title} is left out: {guest.failed}" for guest in self._guests if guest.failed is not None
+        ]
 
     def learn(self, failed: dict[str, str]) -> None:
         """Takes over what failed in another process, or in an earlier scan that this one goes on with."""
-        for each in self._guests:
-            reason = next((failed[name] for name in each.names if name in failed), None)
-            if reason is not None and each.failed in (None, ELSEWHERE):
-                each.failed = reason
+        for guest in self._guests:
+            reason = next((failed[name] for name in guest.names if name in failed), None)
+            if reason is not None and guest.failed in (None, ELSEWHERE):
+                guest.failed = reason
 
     @property
     def seconds(self) -> dict[str, float]:
         """How long each guest took in this process, by the name of its first metric."""
-        return {each.names[0]: each.seconds for each in self._guests}
+        return {guest.names[0]: guest.seconds for guest in self._guests}
 
 
 def slow(seconds: dict[str, float], scan: float) -> list[str]:
     """Warns of each guest that took longer than everything else together. `scan`: seconds in passes and metrics."""
     rest = max(0.0, scan - sum(seconds.values()))
     return [
-        f"metric {name} took {own:.0f} s, longer than the model and all other columns together ({rest:.0f} s)"
-        for name, own in seconds.items()
-        if own > max(rest, SLOW_SECONDS)
+        f"metric {name} took {spent:.0f} s, longer than the model and all other columns together ({rest:.0f} s)"
+        for name, spent in seconds.items()
+        if spent > max(rest, SLOW_SECONDS)
     ]
 
 
@@ -204,10 +206,10 @@ def printed_to_stderr() -> Iterator[None]:
 def _real_numbers(values: Any, metric: Metric, first: Tensor) -> Tensor:
     """A copy of what a metric returned, in the widest float type. Raises Failed where it is something else."""
     wanted = tuple(first.shape[:2] if metric.table == "heads" else first.shape[:1])
-    given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    if given != wanted:
+    returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    if returned != wanted:
         of = "[sequence, head]" if metric.table == "heads" else "[sequence]"
-        raise Failed(f"returned {given}; a tensor {of} = {wanted} is needed")
+        raise Failed(f"returned {returned}; a tensor {of} = {wanted} is needed")
     kinds = {
         "complex numbers": values.is_complex(),
         "quantised numbers": values.is_quantized,
@@ -253,10 +255,10 @@ def _unchanged() -> Iterator[None]:
         try:
             yield
         finally:
-            for (what, ask, put_back), own in zip(STATES, before, strict=True):
-                if ask() != own:
+            for (what, ask, put_back), state in zip(STATES, before, strict=True):
+                if ask() != state:
                     changed.append(what)
-                    put_back(own)
+                    put_back(state)
     if changed:
         raise Failed(f"it changes {changed[0]} for all that comes after it")
 

@@ -115,11 +115,11 @@ class Quantity:
         return torch.stack([*reached, *[blank] * (len(lengths) - len(reached))], -1)
 
     def _checked(self, values: Tensor, view: LayerView, dims: tuple[str, ...]) -> Tensor:
-        known = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}
-        known["field"] = len(EVENT_FIELDS)
-        sizes = tuple(known.get(dim) for dim in dims)
+        lengths = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}
+        lengths["field"] = len(EVENT_FIELDS)
+        sizes = tuple(lengths.get(dim) for dim in dims)
         fits = len(values.shape) == len(dims) and all(
-            size in (None, own) for size, own in zip(sizes, values.shape, strict=True)
+            size in (None, length) for size, length in zip(sizes, values.shape, strict=True)
         )
         if not fits:
             raise SinkscopeError(

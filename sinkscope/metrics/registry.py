@@ -89,10 +89,12 @@ class MetricSet:
     def asked(self, measures: Collection[str]) -> MetricSet:
         """Returns a set without the metrics of measurements that are not in `measures`."""
         kept = {
-            table: {name: each for name, each in own.items() if each.measure is None or each.measure in measures}
-            for table, own in self.tables.items()
+            table: {
+                name: metric for name, metric in columns.items() if metric.measure is None or metric.measure in measures
+            }
+            for table, columns in self.tables.items()
         }
-        return MetricSet({table: own for table, own in kept.items() if own or table in ALWAYS})
+        return MetricSet({table: columns for table, columns in kept.items() if columns or table in ALWAYS})
 
     def without(self, names: Collection[str]) -> MetricSet:
         """Returns a set without the metrics of these names."""
@@ -103,7 +105,7 @@ class MetricSet:
     def extended(self, metrics: Iterable[Metric]) -> MetricSet:
         """Returns a set with these metrics after its own. The caller has checked their names
         (`sinkscope.metrics.extension`)."""
-        tables = {table: dict(own) for table, own in self.tables.items()}
+        tables = {table: dict(columns) for table, columns in self.tables.items()}
         for metric in metrics:
             tables[metric.table][metric.name] = metric
         return MetricSet(tables)
@@ -123,7 +125,7 @@ def register(family: ModuleType, tables: dict[Table, dict[str, Metric]] = METRIC
 
 def registered(shipped: bool = False) -> MetricSet:
     """The metrics of every scan and of every question; `shipped`: only of questions that come with sinkscope."""
-    tables = {table: dict(own) for table, own in METRICS.items()}
+    tables = {table: dict(columns) for table, columns in METRICS.items()}
     for name in QUESTIONS:
         family = QUESTIONS[name].part("columns")
         if family is not None and (QUESTIONS.ships(name) or not shipped):

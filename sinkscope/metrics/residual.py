@@ -230,8 +230,8 @@ def massive(view: LayerView) -> Int[Tensor, "element two"]:
     bound = massive_bound(view)
     tokens = (view.x_peaks > bound[:, None]).nonzero()  # few tokens hold a massive element; only these are searched
     rows = view.x[tokens[:, 0], tokens[:, 1]].abs() > bound[tokens[:, 0], None]
-    found = rows.nonzero()
-    return torch.cat([tokens[found[:, 0], 1:], found[:, 1:]], dim=1)
+    places = rows.nonzero()
+    return torch.cat([tokens[places[:, 0], 1:], places[:, 1:]], dim=1)
 
 
 @quantity("sequence", "channel", unit="ratio", range="[-1, 1]", source="ours")

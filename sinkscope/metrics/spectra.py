@@ -123,17 +123,17 @@ class SpectrumEntropy:
 
 def full(waiting: list[SpectrumEntropy]) -> bool:
     """Whether enough matrices wait to occupy every thread, or they take up too much memory."""
-    count = sum(len(one.grams) for one in waiting)
-    held = sum(len(one.grams) * one.matrix_bytes for one in waiting)
-    handed = sum(one.under_way * one.matrix_bytes for one in waiting)
+    count = sum(len(batch.grams) for batch in waiting)
+    held = sum(len(batch.grams) * batch.matrix_bytes for batch in waiting)
+    handed = sum(batch.under_way * batch.matrix_bytes for batch in waiting)
     return count >= torch.get_num_threads() or held >= WAITING_BYTES or handed >= HANDED_BYTES
 
 
 def solve(waiting: list[SpectrumEntropy]) -> None:
     """Computes the entropies of all waiting batches together."""
-    for one in waiting:
-        one.start()
-    wait([job for one in waiting for job in one.jobs])
+    for batch in waiting:
+        batch.start()
+    wait([job for batch in waiting for job in batch.jobs])
 
 
 def _idle_cores() -> int:

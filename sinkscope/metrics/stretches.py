@@ -54,30 +54,30 @@ def edges(length: int) -> list[int]:
 
 def stretched(values: Float[Tensor, "sequence head position"]) -> Float[Tensor, "sequence head stretch four"]:
     """PARTS of every stretch in float64. NaN is no value; a stretch without any has NaN as its largest."""
-    found = []
+    stretches = []
     for start, stop, step in _octaves(values.shape[-1]):
-        own = as_float64(values[..., start:stop])
-        own = torch.nn.functional.pad(own, (0, -own.shape[-1] % step), value=torch.nan).unflatten(-1, (-1, step))
-        known = ~own.isnan()
-        largest, place = own.where(known, -torch.inf).max(-1)
-        first = torch.arange(start, stop, step, device=own.device)
+        piece = as_float64(values[..., start:stop])
+        piece = torch.nn.functional.pad(piece, (0, -piece.shape[-1] % step), value=torch.nan).unflatten(-1, (-1, step))
+        known = ~piece.isnan()
+        largest, place = piece.where(known, -torch.inf).max(-1)
+        first = torch.arange(start, stop, step, device=piece.device)
         there = known.any(-1)
         parts = (
-            own.nansum(-1),
+            piece.nansum(-1),
             known.sum(-1),
             largest.where(there, torch.nan),
             (first + place).where(there, torch.nan),
         )
-        found.append(torch.stack([part.double() for part in parts], -1))
-    return torch.cat(found, -2)
+        stretches.append(torch.stack([part.double() for part in parts], -1))
+    return torch.cat(stretches, -2)
 
 
 def over_sequences(
     rows: Float[Tensor, "sequence head stretch four"],
 ) -> Float[Tensor, "one head stretch four"]:
     """PARTS over all sequences; the first of several sequences with the same largest value counts."""
-    known = rows[..., 2].where(~rows[..., 2].isnan(), -torch.inf)
-    best = known.argmax(0, keepdim=True)[..., None].expand(1, *rows.shape[1:3], 2)
+    largest = rows[..., 2].where(~rows[..., 2].isnan(), -torch.inf)
+    best = largest.argmax(0, keepdim=True)[..., None].expand(1, *rows.shape[1:3], 2)
     return torch.cat([rows[..., :2].sum(0, keepdim=True), rows[..., 2:].gather(0, best)], -1)
 
 

@@ -75,9 +75,9 @@ def _whole(run: Run) -> list[Entry]:
 
 
 def _answers(run: Run) -> Iterator[str]:
-    found = answers(run)
-    for name, words in found:
-        head = f"**{markdown_cell(name)}**: " if len(found) > 1 else ""
+    entries = answers(run)
+    for name, words in entries:
+        head = f"**{markdown_cell(name)}**: " if len(entries) > 1 else ""
         yield head + " ".join(markdown_cell(sentence) for sentence in words)
 
 
@@ -107,10 +107,10 @@ def _place(entry: Entry) -> str:
 
 def _published(entry: Entry) -> str:
     lines = [
-        f"- {markdown_cell(METRICS.get(column, column))}: {each.number.value:g} {markdown_cell(each.number.unit)} on "
-        f"{markdown_cell(each.number.text)}, {markdown_cell(each.number.setting)} ({markdown_cell(each.number.source)})"
+        f"- {markdown_cell(METRICS.get(column, column))}: {row.number.value:g} {markdown_cell(row.number.unit)} on "
+        f"{markdown_cell(row.number.text)}, {markdown_cell(row.number.setting)} ({markdown_cell(row.number.source)})"
         for column, numbers in entry.published.items()
-        for each in numbers
+        for row in numbers
     ]
     return "\n".join([f"Published numbers, measured alike ({markdown_cell(_place(entry))}):", "", *lines])
 
@@ -190,10 +190,10 @@ def render_badge(run: Run) -> str:
 
 def _badge_words(entries: list[Entry]) -> str:
     rates = [entry.values.get("sink_rate") for entry in entries]
-    known = sorted(float(rate) for rate in rates if rate is not None and not is_missing(rate))
-    if not known:
+    measured = sorted(float(rate) for rate in rates if rate is not None and not is_missing(rate))
+    if not measured:
         return "sink rate unknown"
-    ends = dict.fromkeys(fixed(rate, 1) for rate in (known[0], known[-1]))
+    ends = dict.fromkeys(fixed(rate, 1) for rate in (measured[0], measured[-1]))
     lengths = sorted({entry.values["tokens"] for entry in entries})
     return f"sink rate {' to '.join(ends)} % at T = {' to '.join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))}"
 

@@ -29,10 +29,10 @@ def partings(result: Comparison) -> list[str]:
 
 
 def _sentence(rows: pd.DataFrame) -> str:
-    found = parting(rows)
-    if found is None:
+    split = parting(rows)
+    if split is None:
         return f"at none of {len(rows)} depths is the difference larger than chance explains (q < 0.05)"
-    peak, stretch = found.peak, found.stretch
+    peak, stretch = split.peak, split.stretch
     said = (
         f"farthest apart at depth {fixed(peak['depth'], 2)} ({_layers(peak, peak)}): {significant(peak['a'], 3)} and "
         f"{significant(peak['b'], 3)}, difference {change(peak['difference'], peak['sem'])}, q {probability(peak['q'])}"
@@ -43,7 +43,7 @@ def _sentence(rows: pd.DataFrame) -> str:
             f"; at least half of that from depth {fixed(first['depth'], 2)} to {fixed(last['depth'], 2)} "
             f"({_layers(first, last)})"
         )
-    return f"{said}; q < 0.05 at {found.differing} of {found.depths} depths"
+    return f"{said}; q < 0.05 at {split.differing} of {split.depths} depths"
 
 
 def _layers(first: pd.Series, last: pd.Series) -> str:
@@ -95,9 +95,9 @@ def _massive_of(row: dict[Any, Any], run: str) -> str:
 def _tokens(rows: pd.DataFrame, stream: str) -> str:
     in_a, in_b = rows["sinks_a"] > 0, rows["sinks_b"] > 0
     parts = [
-        f"{label} {_named(own)}"
-        for label, own in (("in both", rows[in_a & in_b]), ("only in A", rows[~in_b]), ("only in B", rows[~in_a]))
-        if len(own)
+        f"{label} {_named(tokens)}"
+        for label, tokens in (("in both", rows[in_a & in_b]), ("only in A", rows[~in_b]), ("only in B", rows[~in_a]))
+        if len(tokens)
     ]
     return f"tokens that are attention sinks{f' of {printable(stream)}' if stream else ''}: {'; '.join(parts)}"
 

@@ -64,8 +64,8 @@ def run_figure(
             run, figure, metric, domain
         ))  # fmt: skip
     if figure not in table_figures():
-        known = (*SINGLE, *table_figures())
-        raise SinkscopeError(f"figure {figure!r}: choose one of {', '.join(known)}{did_you_mean(figure, known)}")
+        names = (*SINGLE, *table_figures())
+        raise SinkscopeError(f"figure {figure!r}: choose one of {', '.join(names)}{did_you_mean(figure, names)}")
     if metric is not None or domain is not None:
         raise SinkscopeError(f"metric and domain belong to {', '.join(SINGLE)}: {figure} shows every text")
     _, said = draw_several([run], figure, "svg", size, title)
@@ -113,7 +113,7 @@ def comparison_html(result: Comparison) -> str:
     """What differs between two runs: the summary's rows, the heads that changed, and a map of each metric."""
     small = len(result.heads) <= LARGE
     view = comparison_view(result)
-    names = [f"{each['model']} ({each['dtype']})" for each in (result.a, result.b)]
+    names = [f"{facts['model']} ({facts['dtype']})" for facts in (result.a, result.b)]
     return render_fragment(
         "comparison_cell.html", names=names, view=view, maps=view["maps"][:MAPS] if small else [],
         left_out=len(view["maps"]) if not small else max(0, len(view["maps"]) - MAPS),

@@ -81,13 +81,13 @@ def decimals(values: Any, halves: Any = ()) -> int:
     `halves` are half widths of intervals: the decimals show two significant digits of their median. Without half widths
     they show three significant digits of the largest value; whole numbers get none.
     """
-    known = [abs(float(value)) for value in values if not is_missing(value)]
+    sizes = [abs(float(value)) for value in values if not is_missing(value)]
     widths = pd.Series([float(half) for half in halves if not is_missing(half) and half > 0], dtype=float)
     if len(widths):
         return _places(float(widths.median()), 2)
-    if all(value == round(value) for value in known):
+    if all(value == round(value) for value in sizes):
         return 0
-    return _places(max(known), 3)
+    return _places(max(sizes), 3)
 
 
 def _places(value: float, digits: int) -> int:

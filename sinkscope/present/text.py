@@ -80,11 +80,11 @@ def answers(run: Run) -> list[tuple[str, list[str]]]:
     different kinds of text answers nothing."""
     summary = run.summary
     if not summary.domains:
-        return [(stream, each.in_words) for stream, each in summary.streams.items()]
+        return [(stream, of_stream.in_words) for stream, of_stream in summary.streams.items()]
     return [
-        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", each.in_words)
+        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", of_stream.in_words)
         for domain, entry in summary.domains.items()
-        for stream, each in entry.streams.items()
+        for stream, of_stream in entry.streams.items()
     ]
 
 

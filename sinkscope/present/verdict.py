@@ -20,8 +20,10 @@ def where(verdict: Verdict) -> list[str]:
         return []
     first = min(layers)
     metrics = dict.fromkeys(breach.metric for breach in breaches if breach.layer == first)
-    places = {(each.domain, each.stream, each.layer, each.head) for each in breaches if each.head is not None}
-    worst = by_size([each for each in breaches if each.layer is not None])[0]
+    places = {
+        (breach.domain, breach.stream, breach.layer, breach.head) for breach in breaches if breach.head is not None
+    }
+    worst = by_size([breach for breach in breaches if breach.layer is not None])[0]
     heads = (
         f"{len(places)} head{'s' * (len(places) != 1)} moved in {len(set(layers))} layer{'s' * (len(set(layers)) != 1)}"
     )

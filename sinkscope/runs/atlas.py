@@ -62,12 +62,12 @@ def atlas(runs: list[Run]) -> list[Entry]:
     """One entry for each (run, domain, stream), in the order of the runs. Raises SinkscopeError without runs."""
     if not runs:
         raise SinkscopeError("an atlas needs at least one run")
-    found = [entry for name, run in zip(run_names(runs), runs, strict=True) for entry in _entries(run, name)]
+    entries = [entry for name, run in zip(run_names(runs), runs, strict=True) for entry in _entries(run, name)]
     if mixed([run.manifest for run in runs]):
-        for entry in found:
+        for entry in entries:
             if by_old_alpha(entry.run.manifest):
                 entry.values["position_or_token"] = None
-    return found
+    return entries
 
 
 def left_out(runs: list[Run]) -> list[str]:
@@ -92,12 +92,12 @@ def atlas_table(entries: list[Entry]) -> pd.DataFrame:
 def run_names(runs: list[Run]) -> list[str]:
     """The folder of each run, with as many of the folders above it as tell it apart; a number for a run without."""
     parts = [run.path.resolve().parts if run.path else (f"run {place}",) for place, run in enumerate(runs, 1)]
-    return [_name(own, parts) for own in parts]
+    return [_name(folders, parts) for folders in parts]
 
 
 def _name(own: tuple[str, ...], every: list[tuple[str, ...]]) -> str:
     for count in range(1, len(own) + 1):
-        if [other[-count:] for other in every].count(own[-count:]) == 1:
+        if [folders[-count:] for folders in every].count(own[-count:]) == 1:
             return "/".join(own[-count:])
     return "/".join(own[-1:])
 
@@ -112,8 +112,8 @@ def _entries(run: Run, name: str) -> Iterator[Entry]:
 
 
 def _entry(run: Run, name: str, data: DomainFacts, stream: str, summary: StreamSummary) -> Entry:
-    found, others = _compared(run, data, summary) if stream == TEXT else ({}, [])
-    entry = Entry(run, data.domain, stream, {}, found, others)
+    alike, others = _compared(run, data, summary) if stream == TEXT else ({}, [])
+    entry = Entry(run, data.domain, stream, {}, alike, others)
     entry.values.update(
         _identity(run, name, data) | _sinks(entry, summary) | _states(entry, summary) | _on_request(entry)
     )
@@ -134,14 +134,14 @@ def _identity(run: Run, name: str, data: DomainFacts) -> dict[str, Any]:
 def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     """How much attention the first token gets. Raw scores in a softmax's place are no shares: missing."""
     scores = sorted({site.score for site in entry.run.manifest.attention if site.stream == entry.stream})
-    found = {
+    values = {
         "tokens": summary.tokens_per_sequence, "sequences": summary.sequences, "layers": summary.layers,
         "heads": summary.heads, "attention": ", ".join(scores) or None, "dormant": summary.dormant.count,
     }  # fmt: skip
     if scores != ["softmax"]:
-        return found
+        return values
     mass = entry.rows_of("heads")["bos_mass"].dropna()
-    return found | {
+    return values | {
         **{name: _rate(summary, threshold, prefix) for name, (threshold, prefix) in RATES.items()},
         "uniform_alpha_0": summary.uniform_alpha_0.T,
         "alpha_0": summary.sink_score.mean, "alpha_0_sem": summary.sink_score.sem,
@@ -168,7 +168,7 @@ def _states(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     channels = summary.massive_activations.channels
     return {
         "spike_layer": summary.first_token_norm.spike_layer, "norm_ratio": summary.first_token_norm.max_ratio,
-        "massive_channels": " ".join(str(each.channel) for each in channels) or None,
+        "massive_channels": " ".join(str(channel.channel) for channel in channels) or None,
         "inf_norm_peak": float(norms.max()) if len(norms) else None,
     }  # fmt: skip
 
@@ -187,12 +187,12 @@ def _on_request(entry: Entry) -> dict[str, Any]:
 
 def _verdict(summary: StreamSummary) -> str | None:
     """The commonest answer among the heads with a sink on BOS: `token (41 of 43)`; None where it was not measured."""
-    found = summary.measured.get("first")
-    if not found or not found["sinks_on_bos"] or found["missing"] == found["heads"]:
+    answers = summary.measured.get("first")
+    if not answers or not answers["sinks_on_bos"] or answers["missing"] == answers["heads"]:
         return None
-    counts = found["of_sinks_on_bos"]
+    counts = answers["of_sinks_on_bos"]
     most = max(counts, key=lambda name: counts[name])
-    return f"{most} ({counts[most]} of {found['sinks_on_bos']})"
+    return f"{most} ({counts[most]} of {answers['sinks_on_bos']})"
 
 
 def _compared(
@@ -204,25 +204,25 @@ def _compared(
     setting = Setting(length, kind, bool(first.is_bos), data.bos, run.manifest.model.dtype)
     alike: dict[str, list[PublishedNumber]] = {}
     others = []
-    for each in [] if run.manifest.model.adapter else numbers_of(run.manifest.model.id):
-        why = each.difference(setting)
+    for row in [] if run.manifest.model.adapter else numbers_of(run.manifest.model.id):
+        why = row.difference(setting)
         if why:
-            others.append((each, why))
+            others.append((row, why))
         else:
-            alike.setdefault(each.beside, []).append(each)
+            alike.setdefault(row.beside, []).append(row)
     return alike, others
 
 
 def _published_words(entry: Entry) -> dict[str, str | None]:
     alike = [
-        f"{column} {each.number.value:g} {each.number.unit} ({each.number.text}; {each.number.source})"
+        f"{column} {row.number.value:g} {row.number.unit} ({row.number.text}; {row.number.source})"
         for column, numbers in entry.published.items()
-        for each in numbers
+        for row in numbers
     ]
     return {"published": "; ".join(alike) or None, "not_comparable": "; ".join(reasons(entry)) or None}
 
 
 def reasons(entry: Entry) -> list[str]:
     """The published numbers that were not measured alike, counted by metric and by reason."""
-    counts = Counter((each.number.metric, why) for each, why in entry.not_comparable)
+    counts = Counter((row.number.metric, why) for row, why in entry.not_comparable)
     return [f"{count} x {metric}: {why}" for (metric, why), count in counts.items()]

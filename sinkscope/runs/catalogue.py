@@ -42,27 +42,29 @@ def columns_of(manifest: Manifest | None) -> Iterator[Column]:
 
 def find_column(manifest: Manifest, name: str, *tables: str) -> Column | None:
     """The column of this name in the first of the tables that has it; None where none has."""
-    found = {each.table: each for each in columns_of(manifest) if each.name == name}
-    return next((found[table] for table in tables if table in found), None)
+    by_table = {column.table: column for column in columns_of(manifest) if column.name == name}
+    return next((by_table[table] for table in tables if table in by_table), None)
 
 
 def map_scores(*tables: str) -> list[str]:
     """The columns of these tables that the report's map of heads offers, in the order of their places."""
     offered = [
-        (each.map_place, each.name) for each in catalogue() if each.table in tables and each.map_place is not None
+        (column.map_place, column.name)
+        for column in catalogue()
+        if column.table in tables and column.map_place is not None
     ]
     return [name for _, name in sorted(offered, key=lambda placed: placed[0])]
 
 
 def elsewhere(manifest: Manifest, name: str) -> str:
     """` (it is a column of smoothing)`, for a name that a table other than the one at hand has; empty for any other."""
-    tables = dict.fromkeys(each.table for each in columns_of(manifest) if each.name == name and each.shown)
+    tables = dict.fromkeys(column.table for column in columns_of(manifest) if column.name == name and column.shown)
     return f" (it is a column of {' and '.join(tables)})" if tables else ""
 
 
 def per_sequence(table: str) -> frozenset[str]:
     """Names of a table's columns that are means over sequences; a position such as max_abs_token is not."""
-    names = {per: {each.name for each in catalogue() if (each.table, each.per) == (table, per)} for per in PER}
+    names = {per: {column.name for column in catalogue() if (column.table, column.per) == (table, per)} for per in PER}
     return frozenset(names["sequence"] - names["run"])
 
 
@@ -86,8 +88,8 @@ def _kept_per_sequence() -> list[str]:
 
 def _measured(table: str) -> Iterator[ColumnSchema]:
     """The columns that the catalogue declares for a table; each mean over sequences is followed by its error."""
-    own = [column for column in catalogue() if column.table == table and column.shown]
-    for column in sorted(own, key=lambda column: column.per == "run"):
+    columns = [column for column in catalogue() if column.table == table and column.shown]
+    for column in sorted(columns, key=lambda column: column.per == "run"):
         kind = {"name": "string", "bool": "boolean"}.get(column.unit, "number")
         when = "" if column.measure is None else f" Only with --measure {column.measure}."
         schema = ColumnSchema(column.name, kind, column.unit, column.range, column.formula + when)
@@ -150,14 +152,16 @@ def by_old_alpha(manifest: Manifest) -> bool:
 
 def mixed(manifests: Sequence[Manifest]) -> bool:
     """Whether alpha_k is one thing in some of the runs, and another in others."""
-    return any(map(by_old_alpha, manifests)) and any(each.schema_version >= ALPHA_OF_SEEING for each in manifests)
+    return any(map(by_old_alpha, manifests)) and any(
+        manifest.schema_version >= ALPHA_OF_SEEING for manifest in manifests
+    )
 
 
 def refuse_mixed(names: Iterable[str], manifests: Sequence[Manifest]) -> None:
     """Raises SinkscopeError where these columns of several runs cannot stand in one table."""
-    found = [name for name in names if name in IN_TABLES] if mixed(manifests) else []
-    if found:
-        raise SinkscopeError(_otherwise(found, "scan the older runs' models again, or leave these runs out"))
+    refused = [name for name in names if name in IN_TABLES] if mixed(manifests) else []
+    if refused:
+        raise SinkscopeError(_otherwise(refused, "scan the older runs' models again, or leave these runs out"))
 
 
 def moved(one: Measured, other: Measured) -> tuple[str, ...]:
@@ -169,9 +173,9 @@ def moved(one: Measured, other: Measured) -> tuple[str, ...]:
 
 def refuse_moved(names: list[str], one: Measured, other: Measured, remedy: str) -> None:
     """Raises SinkscopeError where the two measured one of these columns otherwise. `remedy`: what to do then."""
-    found = [name for name in names if name in moved(one, other)]
-    if found:
-        raise SinkscopeError(_otherwise(found, remedy))
+    refused = [name for name in names if name in moved(one, other)]
+    if refused:
+        raise SinkscopeError(_otherwise(refused, remedy))
 
 
 def _otherwise(names: list[str], remedy: str) -> str:

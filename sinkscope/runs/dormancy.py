@@ -74,10 +74,10 @@ def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:
     `heads`: rows of one stream with `layer`, `head` and the score. Heads without the score are left out.
     """
     values = heads[score].to_numpy(float, na_value=np.nan)
-    known = np.flatnonzero(~np.isnan(values))
-    order = np.argsort(values[known] if SCORES[score] == "low" else -values[known], kind="stable")
+    rows = np.flatnonzero(~np.isnan(values))
+    order = np.argsort(values[rows] if SCORES[score] == "low" else -values[rows], kind="stable")
     layers, numbers = heads["layer"].to_numpy(), heads["head"].to_numpy()
-    return [(int(layers[row]), int(numbers[row])) for row in known[order][:count]]
+    return [(int(layers[row]), int(numbers[row])) for row in rows[order][:count]]
 
 
 def overlap(first: list[Head], second: list[Head]) -> float:
@@ -114,11 +114,11 @@ def _varies(values: pd.Series) -> bool:
 
 def dormant_in_some(heads: pd.DataFrame) -> list[MixedHead]:
     """Heads that are dormant in some domains and not in others."""
-    found = []
+    mixed = []
     for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
         dormant = rows.loc[rows["dormant"].fillna(False).astype(bool), "domain"].tolist()
         if 0 < len(dormant) < len(rows):
             active = [name for name in rows["domain"] if name not in dormant]
             place = {"stream": stream, "layer": int(layer), "head": int(head)}
-            found.append(MixedHead(**place, dormant_in=dormant, active_in=active))
-    return found
+            mixed.append(MixedHead(**place, dormant_in=dormant, active_in=active))
+    return mixed

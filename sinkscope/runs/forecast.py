@@ -157,5 +157,5 @@ class Forecast:
         return asdict(self) | {
             "fits": self.fits,
             "needed": self.memory.needed,
-            "tokens": sum(each.tokens for each in self.passes),
+            "tokens": sum(passes.tokens for passes in self.passes),
         }

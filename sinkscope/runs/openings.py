@@ -52,7 +52,7 @@ def check_opening(opening: Opening) -> None:
 
 def openings(first: Sequence[str], prepend: Sequence[int]) -> list[Opening]:
     """Every combination, in the order given; `auto` and 0 stand where nothing is given."""
-    return [Opening(*each) for each in product(first or ("auto",), prepend or (0,))]
+    return [Opening(*pair) for pair in product(first or ("auto",), prepend or (0,))]
 
 
 def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
@@ -61,15 +61,15 @@ def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
     A verdict compares BOS at a later position with another token at position 0. `auto` may be either.
     """
     opened = openings(first, prepend)
-    may_be_bos = [each for each in opened if each.first == "auto" or repeats(each.first) is not None]
-    if all(repeats(each.first) is not None for each in opened):
+    may_be_bos = [opening for opening in opened if opening.first == "auto" or repeats(opening.first) is not None]
+    if all(repeats(opening.first) is not None for opening in opened):
         return "every text is read with BOS; add --first random"
-    if not any(each.prepend or (repeats(each.first) or 1) > 1 for each in may_be_bos):
+    if not any(opening.prepend or (repeats(opening.first) or 1) > 1 for opening in may_be_bos):
         return "BOS never stands at a later position; add --first bos --prepend 0 --prepend 8"
     return None
 
 
 def repeats(first: str) -> int | None:
     """How many times `first` puts BOS at the start; None for any other opening."""
-    found = re.fullmatch(r"bos(?:x(\d{1,4}))?", first)
-    return None if found is None else int(found[1] or 1)
+    match = re.fullmatch(r"bos(?:x(\d{1,4}))?", first)
+    return None if match is None else int(match[1] or 1)

@@ -74,10 +74,10 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
     for name in names:
         if not all(_has(run, level, name) for run in runs):
-            known = [*runs[0].heads, *runs[0].layers]
+            choices = [*runs[0].heads, *runs[0].layers]
             raise SinkscopeError(
                 f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
-                f"all{did_you_mean(name, known)}"
+                f"all{did_you_mean(name, choices)}"
             )
     refuse_mixed([name.removeprefix("mean_") for name in names], [run.manifest for run in runs])
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
@@ -96,8 +96,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
 def sources_table(runs: list[Run]) -> PaperTable:
     """Every metric that all runs measured for heads or layers, without rows: for those who cite what a run measured."""
     every = [column for column in columns_of(runs[0].manifest) if column.shown and column.table in ("heads", "layers")]
-    shared = [each for each in every if all(each.name in getattr(run, each.table) for run in runs)]
-    columns = [PaperColumn(each.name, each.unit, each.source, False) for each in shared]
+    shared = [column for column in every if all(column.name in getattr(run, column.table) for run in runs)]
+    columns = [PaperColumn(column.name, column.unit, column.source, False) for column in shared]
     return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
@@ -116,8 +116,8 @@ def _has(run: Run, level: str, name: str) -> bool:
 
 
 def _column(manifest: Manifest, name: str, interval: bool) -> PaperColumn:
-    found = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
-    return PaperColumn(name, found.unit, found.source, interval) if found else PaperColumn(name, "", "", interval)
+    column = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
+    return PaperColumn(name, column.unit, column.source, interval) if column else PaperColumn(name, "", "", interval)
 
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
@@ -148,11 +148,11 @@ def _measured(run: Run, frame: pd.DataFrame, metric: str) -> np.ndarray:
 def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     frames = []
     for data in domains(run):
-        found = cells(run, data.domain, "summary", names)
-        frame = pd.DataFrame({"model": "", "domain": data.domain}, index=found.places.index)
-        frame["stream"] = found.places["stream"]
-        averages, errors, present = mean(found.values), sem(found.values), (~np.isnan(found.values)).sum(0)
-        for index, name in enumerate(found.names):
+        measured = cells(run, data.domain, "summary", names)
+        frame = pd.DataFrame({"model": "", "domain": data.domain}, index=measured.places.index)
+        frame["stream"] = measured.places["stream"]
+        averages, errors, present = mean(measured.values), sem(measured.values), (~np.isnan(measured.values)).sum(0)
+        for index, name in enumerate(measured.names):
             frame[name] = averages[:, index]
             _add_interval(frame, name, averages[:, index], errors[:, index], present[:, index])
         frames.append(frame)
@@ -180,10 +180,10 @@ def model_labels(runs: list[Run]) -> list[str]:
 
 def _label(names: list[str], told: list[list[str]], place: int) -> str:
     """The name of the run at `place`, with the first of the facts in which no run of the same name is like it."""
-    alike = [other for other, name in enumerate(names) if name == names[place]]
+    alike = [index for index, name in enumerate(names) if name == names[place]]
     if len(alike) == 1:
         return names[place]
-    apart = (facts[place] for facts in told if sum(facts[other] == facts[place] for other in alike) == 1)
+    apart = (facts[place] for facts in told if sum(facts[index] == facts[place] for index in alike) == 1)
     return f"{names[place]} ({next(apart)})"
 
 

@@ -28,9 +28,9 @@ class Paper:
     @property
     def authors(self) -> str | None:
         """All authors as BibTeX writes them; the first `and others` where no more are known, None where none is."""
-        known = AUTHORS.get(self.arxiv)
-        if known is not None:
-            return " and ".join(known.split("; "))
+        authors = AUTHORS.get(self.arxiv)
+        if authors is not None:
+            return " and ".join(authors.split("; "))
         return f"{self.first_author} and others" if self.first_author else None
 
     @property
@@ -228,9 +228,9 @@ def _read(row: dict[str, str]) -> PublishedNumber:
 
 def numbers_of(model_id: str) -> list[PublishedNumber]:
     """The rows of a model, by its hub id in any case; empty where none is known."""
-    return [each for each in published_numbers() if model_id.lower() in (name.lower() for name in each.ids)]
+    return [row for row in published_numbers() if model_id.lower() in (name.lower() for name in row.ids)]
 
 
 def published_for(model_id: str) -> list[Published]:
     """The numbers of a model as a summary holds them."""
-    return [each.number for each in numbers_of(model_id)]
+    return [row.number for row in numbers_of(model_id)]

@@ -38,22 +38,24 @@ class LeftOut:
     """
 
     def __init__(self, without: Collection[Passage | str] = ()) -> None:
-        self.names = frozenset(each for each in without if isinstance(each, str))
+        self.names = frozenset(name for name in without if isinstance(name, str))
         self._passages: dict[str, list[Passage]] = defaultdict(list)
-        for each in without:
-            if not isinstance(each, str):
-                self._passages[each.document].append(each)
+        for passage in without:
+            if not isinstance(passage, str):
+                self._passages[passage.document].append(passage)
 
     def __len__(self) -> int:
         return len(self.names) + sum(map(len, self._passages.values()))
 
     def holds(self, name: str, passage: Passage) -> bool:
         """Whether a document of that name, or any token of the passage, is left out."""
-        return name in self.names or any(overlap(passage, each) for each in self._passages.get(passage.document, ()))
+        return name in self.names or any(
+            overlap(passage, left_out) for left_out in self._passages.get(passage.document, ())
+        )
 
     def reach(self, document: str) -> int | None:
         """Tokens from the document's start to the end of its last passage here; None where one has no `stop`."""
-        stops = [each.stop for each in self._passages.get(document, ())]
+        stops = [passage.stop for passage in self._passages.get(document, ())]
         return None if None in stops else max((stop for stop in stops if stop is not None), default=0)
 
 

@@ -86,11 +86,11 @@ def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
     if level != "head":
         parts.append((here & ~is_head, [name for name in names if name in of_layers]))
     keys = ["sequence", *PLACE[level]]
-    found = [_averaged(table.loc[rows, keys + chosen], level, chosen) for rows, chosen in parts if chosen]
-    if not found:
+    averaged = [_averaged(table.loc[rows, keys + chosen], level, chosen) for rows, chosen in parts if chosen]
+    if not averaged:
         return Cells(pd.DataFrame(columns=PLACE[level]), np.empty((0, 0, 0)), [])
-    order = [name for part in found for name in part.names]
-    return Cells(found[0].places, np.concatenate([part.values for part in found], axis=2), order)
+    order = [name for part in averaged for name in part.names]
+    return Cells(averaged[0].places, np.concatenate([part.values for part in averaged], axis=2), order)
 
 
 def _averaged(rows: pd.DataFrame, level: str, names: list[str]) -> Cells:

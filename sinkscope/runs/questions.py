@@ -123,16 +123,16 @@ class Question:
 
     def need(self, name: str) -> ModuleType:
         """The module `name` of its folder. Raises SinkscopeError where it has none."""
-        found = self.part(name)
-        if found is None:
+        module = self.part(name)
+        if module is None:
             raise SinkscopeError(f"--measure {self.name}: {self.module} has no module {name}")
-        return found
+        return module
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The definitions of its columns; none where its folder has no columns.json."""
         file = self.folder / "columns.json"
-        return tuple(Column(**each) for each in json.loads(file.read_text("utf-8"))) if file.is_file() else ()
+        return tuple(Column(**entry) for entry in json.loads(file.read_text("utf-8"))) if file.is_file() else ()
 
     @property
     def folder(self) -> Path:
@@ -151,9 +151,9 @@ class Questions(Lookup[Question]):
 def _built_in() -> dict[str, str]:
     home = files("sinkscope") / "questions"
     return {
-        each.name: f"sinkscope.questions.{each.name}:QUESTION"
-        for each in pkgutil.iter_modules([str(home)])
-        if each.ispkg
+        module.name: f"sinkscope.questions.{module.name}:QUESTION"
+        for module in pkgutil.iter_modules([str(home)])
+        if module.ispkg
     }
 
 
@@ -186,13 +186,13 @@ def declared_options() -> dict[str, tuple[Question, Option]]:
 
     Raises SinkscopeError where two questions declare an option of one name.
     """
-    found: dict[str, tuple[Question, Option]] = {}
+    declared: dict[str, tuple[Question, Option]] = {}
     for question in QUESTIONS.values():
         for option in question.options:
-            if option.name in found:
+            if option.name in declared:
                 raise SinkscopeError(
-                    f"{option.flag} is declared by the questions {found[option.name][0].name} and {question.name}: "
+                    f"{option.flag} is declared by the questions {declared[option.name][0].name} and {question.name}: "
                     "rename one"
                 )
-            found[option.name] = (question, option)
-    return found
+            declared[option.name] = (question, option)
+    return declared

@@ -172,7 +172,7 @@ def make_request(**settings: Any) -> Request:
 
     A setting that asks a question too, such as `first`, adds it to the measurements.
     """
-    also = [each.name for each in QUESTIONS.values() if any(settings.get(name) for name in each.asked_by)]
+    also = [question.name for question in QUESTIONS.values() if any(settings.get(name) for name in question.asked_by)]
     if also:
         settings["measures"] = (*questions_asked(settings.get("measures", ())), *also)
     try:
@@ -219,8 +219,8 @@ def _wrong_opening(request: Request) -> str | None:
     for name, values in (("first", request.first), ("prepend", request.prepend)):
         if len(set(values)) < len(values):
             return f"--{name} names a value twice"
-    for each in openings(request.first, request.prepend):
-        check_opening(each)
+    for opening in openings(request.first, request.prepend):
+        check_opening(opening)
     return None
 
 

@@ -85,8 +85,10 @@ class Run(ShownRun):
 
     def __repr__(self) -> str:
         """One line; `show()` gives a short table, `summary` the answer."""
-        data = ", ".join(f"{each.sequences} x {each.seq_len} of {each.domain}" for each in self.manifest.data)
-        counts = [f"{each.sink_heads} of {each.heads} heads with a sink" for each in self.summary.streams.values()]
+        data = ", ".join(f"{domain.sequences} x {domain.seq_len} of {domain.domain}" for domain in self.manifest.data)
+        counts = [
+            f"{stream.sink_heads} of {stream.heads} heads with a sink" for stream in self.summary.streams.values()
+        ]
         return f"<Run of {self.manifest.model.shown}, {data}: {', '.join(counts)}>"
 
     def show(self, *more: str) -> pd.DataFrame:
@@ -141,8 +143,8 @@ class Run(ShownRun):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table that this run has, by name."""
-        own = {name: getattr(self, name) for name in TABLES if name not in MEASURED_TABLES} | self.measured
-        return {name: own[name] for name in TABLES if own.get(name) is not None}
+        frames = {name: getattr(self, name) for name in TABLES if name not in MEASURED_TABLES} | self.measured
+        return {name: frames[name] for name in TABLES if frames.get(name) is not None}
 
 
 def load_run(path: str | Path) -> Run:
@@ -156,12 +158,12 @@ def load_run(path: str | Path) -> Run:
         if not folder.exists():
             raise SinkscopeError(f"no such run folder: {folder}")
         RUN_FOLDER.settle(folder)
-        found = _read_json(folder / "manifest.json")
+        content = _read_json(folder / "manifest.json")
     except OSError as error:
         raise SinkscopeError(f"cannot read the run folder {folder}: {error.strerror}") from None
-    if found is None:
+    if content is None:
         raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
-    manifest = read_manifest(found, f"manifest.json of the run {folder}")
+    manifest = read_manifest(content, f"manifest.json of the run {folder}")
     try:
         _check_content(folder, "summary.json", manifest.files)
         answer = json.loads(read_file(folder / "summary.json"))
@@ -179,12 +181,12 @@ def load_run(path: str | Path) -> Run:
     return Run(**tables, measured=measured, summary=summary, manifest=manifest, path=folder)
 
 
-def read_manifest(found: dict[str, Any], where: str) -> Manifest:
+def read_manifest(content: dict[str, Any], where: str) -> Manifest:
     """Reads a manifest from its file's JSON. Raises SinkscopeError where it is damaged or of an unknown version."""
-    version = found["schema_version"]
+    version = content["schema_version"]
     if version == 1:
         try:
-            found = manifest_from_0_1(found)
+            content = manifest_from_0_1(content)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SinkscopeError(f"{where} is damaged: {first_line(error)}") from None
     elif version not in READ:
@@ -192,7 +194,7 @@ def read_manifest(found: dict[str, Any], where: str) -> Manifest:
             f"{where} has schema version {version}; this sinkscope reads 1 to {READ[-1]}: install the sinkscope that "
             "wrote it, or scan again"
         )
-    return read_record(Manifest, found, where)
+    return read_record(Manifest, content, where)
 
 
 def _shape(table: pd.DataFrame) -> TableFacts:
@@ -227,8 +229,8 @@ def _places(table: str) -> list[str]:
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
     """All text is quoted where some of it holds a carriage return, which csv leaves bare: readers would end the row."""
     text = [table[column] for column in table.columns if pd.api.types.is_string_dtype(table[column])]
-    found = any(column.str.contains("\r", regex=False).any() for column in text)
-    return csv.QUOTE_NONNUMERIC if found else csv.QUOTE_MINIMAL
+    has_return = any(column.str.contains("\r", regex=False).any() for column in text)
+    return csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
 
 
 def _read_csv(path: Path, shape: TableFacts) -> pd.DataFrame:

@@ -43,10 +43,10 @@ def selected_heads(run: Run, selection: str) -> Selection:
         else heads["sink_score"] > run.manifest.request.epsilon
     )
     everywhere = chosen.groupby([heads["stream"], heads["layer"], heads["head"]], sort=False).all()
-    found: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}
+    by_stream: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}
     for stream, layer, head in everywhere[everywhere].index:
-        found[str(stream)].setdefault(str(layer), []).append(int(head))
-    return found if len(found) > 1 else next(iter(found.values()))
+        by_stream[str(stream)].setdefault(str(layer), []).append(int(head))
+    return by_stream if len(by_stream) > 1 else next(iter(by_stream.values()))
 
 
 def described_heads(run: Run, selection: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def described_heads(run: Run, selection: str) -> dict[str, Any]:
             epsilon=request.epsilon
         ),
         "data": [
-            {"domain": each.domain, "sequences": each.sequences, "seq_len": each.seq_len} for each in domains(run)
+            {"domain": facts.domain, "sequences": facts.sequences, "seq_len": facts.seq_len} for facts in domains(run)
         ],
         "in_every_domain": True, "kv_groups": groups if len(groups) > 1 else next(iter(groups.values())),
         "heads": chosen,
@@ -99,23 +99,23 @@ def selected_tokens(run: Run, selection: str, min_rate: float = MIN_RATE) -> dic
     if selection not in KINDS:
         raise SinkscopeError(f"--tokens {selection!r}: choose one of {', '.join(KINDS)}")
     chosen = _rows(run, KINDS[selection])
-    found = {}
+    by_stream = {}
     for stream in run.heads["stream"].unique():
         rows = chosen[chosen["stream"] == stream]
         first = rows["first"].astype(bool)
         later = rows[~first].dropna(subset="id").groupby("id", sort=False)[["sinks", "occurrences"]].sum()
         often = later["sinks"] >= min_rate * later["occurrences"]
         at_first = rows["id"][first].dropna().drop_duplicates()
-        found[str(stream)] = {
+        by_stream[str(stream)] = {
             "min_rate": min_rate, "ids": _ids(later.index[often]), "ids_below_min_rate": _ids(later.index[~often]),
-            "ids_at_position_0_only": _ids(each for each in at_first if each not in later.index),
+            "ids_at_position_0_only": _ids(token_id for token_id in at_first if token_id not in later.index),
             "tokens": _plain(rows),
         }  # fmt: skip
-    return found
+    return by_stream
 
 
 def _ids(values: Iterable[Any]) -> list[int]:
-    return [int(each) for each in values]
+    return [int(value) for value in values]
 
 
 def sink_ids(run: Run) -> tuple[list[int], list[int]]:
@@ -125,7 +125,7 @@ def sink_ids(run: Run) -> tuple[list[int], list[int]]:
     if rows.empty:
         raise SinkscopeError(f"no token is an attention sink in tokens.csv of {run.path or 'the run'}")
     first = rows["first"].astype(bool)
-    return sorted({int(each) for each in rows["id"][first]}), sorted({int(each) for each in rows["id"][~first]})
+    return sorted({int(token) for token in rows["id"][first]}), sorted({int(token) for token in rows["id"][~first]})
 
 
 def _rows(run: Run, kind: str) -> pd.DataFrame:
@@ -195,8 +195,8 @@ def kv_scores(run: Run) -> np.ndarray:
         raise SinkscopeError("--heads streaming needs a run with --measure streaming")
     keys = ["stream", "layer", "head"]
     groups = run.heads.drop_duplicates(keys).set_index(keys)["kv_group"]
-    found = table.groupby(keys)["distant_write"].agg(lambda values: values.max(skipna=False)).rename("score")
-    return _matrix(found.to_frame().join(groups).reset_index(), run)
+    scores = table.groupby(keys)["distant_write"].agg(lambda values: values.max(skipna=False)).rename("score")
+    return _matrix(scores.to_frame().join(groups).reset_index(), run)
 
 
 def _matrix(heads: pd.DataFrame, run: Run) -> np.ndarray:

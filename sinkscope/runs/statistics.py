@@ -120,7 +120,7 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
     return Difference(a, b, difference, error, difference - half, difference + half, p, freedom)
 
 
-def equivalence(found: Difference, margin: float) -> np.ndarray:
+def equivalence(difference: Difference, margin: float) -> np.ndarray:
     """p-value of "|true difference| >= margin", by two one-sided t-tests (TOST).
 
     It is the larger of the p-values of "the true difference is at most -margin" and "it is at least margin"; below 0.05
@@ -128,9 +128,9 @@ def equivalence(found: Difference, margin: float) -> np.ndarray:
     error is 0; NaN where the difference or its error is missing. Source: Schuirmann 1987.
     """
     with np.errstate(all="ignore"):
-        p = t_above((margin - np.abs(found.difference)) / found.sem, found.freedom)
-    p = np.where(found.sem == 0, np.where(np.abs(found.difference) < margin, 0.0, 1.0), p)
-    return np.where(np.isnan(found.difference + found.sem + margin), np.nan, p)
+        p = t_above((margin - np.abs(difference.difference)) / difference.sem, difference.freedom)
+    p = np.where(difference.sem == 0, np.where(np.abs(difference.difference) < margin, 0.0, 1.0), p)
+    return np.where(np.isnan(difference.difference + difference.sem + margin), np.nan, p)
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -141,11 +141,11 @@ def holm(p: np.ndarray) -> np.ndarray:
     """
     adjusted = np.full(p.shape, np.nan)
     present = ~np.isnan(p)
-    known = p[present]
-    rising = np.argsort(known, kind="stable")
-    found = np.empty(len(known))
-    found[rising] = np.maximum.accumulate(known[rising] * np.arange(len(known), 0, -1))
-    adjusted[present] = np.minimum(found, 1.0)
+    p_values = p[present]
+    rising = np.argsort(p_values, kind="stable")
+    maxima = np.empty(len(p_values))
+    maxima[rising] = np.maximum.accumulate(p_values[rising] * np.arange(len(p_values), 0, -1))
+    adjusted[present] = np.minimum(maxima, 1.0)
     return adjusted
 
 
@@ -170,12 +170,12 @@ def false_discovery(p: np.ndarray) -> np.ndarray:
     """
     q = np.full(p.shape, np.nan)
     present = ~np.isnan(p)
-    known = p[present]
-    falling = np.argsort(-known, kind="stable")
-    count = len(known)
-    found = np.empty(count)
-    found[falling] = np.minimum.accumulate(known[falling] * (count / np.arange(count, 0, -1)))
-    q[present] = np.minimum(found, 1.0)
+    p_values = p[present]
+    falling = np.argsort(-p_values, kind="stable")
+    count = len(p_values)
+    minima = np.empty(count)
+    minima[falling] = np.minimum.accumulate(p_values[falling] * (count / np.arange(count, 0, -1)))
+    q[present] = np.minimum(minima, 1.0)
     return q
 
 

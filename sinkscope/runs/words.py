@@ -67,7 +67,7 @@ def _words(summary: StreamSummary, request: Request) -> list[str]:
 
 
 def _massive_words(massive: MassiveActivations) -> str:
-    names = [str(each.channel) for each in massive.channels]
+    names = [str(channel.channel) for channel in massive.channels]
     channels = f"channel{'s' if len(names) > 1 else ''} {_listed(names[:NAMED])}"
     channels += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     inputs = f"the input{'s' if len(massive.layers) > 1 else ''} of {_ranges(massive.layers)}"

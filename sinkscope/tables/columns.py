@@ -95,8 +95,8 @@ class HeadRun:
         """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
         alpha, ranked = self.values.alpha, self.values.ranked
         places = np.array([
-            keys[own[keys].argmax()]
-            for own, keys in zip(alpha, map(np.flatnonzero, np.broadcast_to(ranked, alpha.shape)), strict=True)
+            keys[row[keys].argmax()]
+            for row, keys in zip(alpha, map(np.flatnonzero, np.broadcast_to(ranked, alpha.shape)), strict=True)
         ])  # fmt: skip
         return places, alpha[np.arange(len(alpha)), places]
 

@@ -78,25 +78,25 @@ def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.repeat(np.arange(heads), keys), "position": np.tile(np.arange(keys), heads)}
         rows |= {
-            column: _by_key(values, each, heads, keys).ravel()
-            for column, each in values.quantities.shown_in("positions").items()
+            column: _by_key(values, quantity, heads, keys).ravel()
+            for column, quantity in values.quantities.shown_in("positions").items()
         }
         frames.append(pd.DataFrame(rows | {"token": pd.array(shared * heads, dtype="string")}))
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_key(values: SiteValues, each: Quantity, heads: int, keys: int) -> np.ndarray:
+def _by_key(values: SiteValues, quantity: Quantity, heads: int, keys: int) -> np.ndarray:
     """[H, K] from [H, position]; NaN at keys without a value, and for values by query where queries are no keys."""
     placed = np.full((heads, keys), np.nan)
-    found = values.arrays.get(each.name)
-    if found is not None and placed_at_keys(values, each):
-        placed[:, : found.shape[1]] = found[:, :keys]
+    array = values.arrays.get(quantity.name)
+    if array is not None and placed_at_keys(values, quantity):
+        placed[:, : array.shape[1]] = array[:, :keys]
     return placed
 
 
-def placed_at_keys(values: SiteValues, each: Quantity) -> bool:
+def placed_at_keys(values: SiteValues, quantity: Quantity) -> bool:
     """Whether a quantity by position has its values at the positions of keys; by query only where queries are keys."""
-    return each.dims[-1] != "query" or values.queries == values.keys
+    return quantity.dims[-1] != "query" or values.queries == values.keys
 
 
 def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
@@ -109,8 +109,8 @@ def curve_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
         for index, length in enumerate(values.lengths):
             rows = domain_key(domains, domain) | site_keys(site)
             rows |= {"head": np.arange(site.heads), "length": length}
-            for column, each in values.quantities.shown_in("length_curve").items():
-                curve = values.arrays.get(each.name)
+            for column, quantity in values.quantities.shown_in("length_curve").items():
+                curve = values.arrays.get(quantity.name)
                 at_length = np.full((values.count, site.heads), np.nan) if curve is None else curve[..., index]
                 rows |= {column: mean(at_length), f"{column}_sem": sem(at_length)}
             pieces.append(rows)
@@ -131,10 +131,10 @@ def measured_table(
     """
     pieces, columns = [], RUN_COLUMNS[table]
     for domain, site, values in sites_of(domains, sites):
-        found = values.measured[table]
+        measured = values.measured[table]
         rows = domain_key(domains, domain) | site_keys(site)
         rows |= {"head": np.arange(site.heads), "module": site.name}
-        averages, errors = mean(found), sem(found)
+        averages, errors = mean(measured), sem(measured)
         names = values.quantities.metrics.names(table)
         for index, name in enumerate(names):
             rows |= {name: averages[:, index], f"{name}_sem": errors[:, index]}
@@ -155,9 +155,9 @@ def measured_curve(
     frames = []
     for domain, site, values in sites_of(domains, sites):
         blank = np.full((values.count, len(values.lengths)), np.nan)
-        found = {name: values.arrays.get(name, blank) for name in quantities}
+        curves = {name: values.arrays.get(name, blank) for name in quantities}
         rows = domain_key(domains, domain) | site_keys(site) | {"module": site.name, "length": values.lengths}
-        frames.append(pd.DataFrame(rows | columns(found)))
+        frames.append(pd.DataFrame(rows | columns(curves)))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -195,8 +195,8 @@ def _sequence_keys(documents: list[str], heads: int | None) -> dict[str, Any]:
 def _by_name(values: SiteValues, tables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The values of each metric [N, H] or [N]; `tables`: [N, H, metric] or [N, metric] by table."""
     return {
-        name: found[..., index]
-        for table, found in tables.items()
+        name: array[..., index]
+        for table, array in tables.items()
         for index, name in enumerate(values.quantities.metrics.names(table))
     }
 

@@ -65,23 +65,23 @@ def _what_stands_there(
     ids, texts, regions = [], [], []
     start = 0
     for domain, site, _, rows in parts:
-        own = places[domain.name, site.name]
+        site_places = places[domain.name, site.name]
         where = sequence[start : start + len(rows)], position[start : start + len(rows)]
         start += len(rows)
-        regions.append(own.regions[where])
-        ids.append(np.full(len(rows), np.nan) if own.ids is None else own.ids[where])
-        texts.append(_texts(own, ids[-1]))
-    whole = [np.concatenate([np.empty(0, kind), *each]) for each, kind in ((texts, object), (regions, str))]
-    found = _optional(np.concatenate([np.empty(0), *ids]), "Int64")
-    return found, *(pd.array(each, dtype="string") for each in whole)
+        regions.append(site_places.regions[where])
+        ids.append(np.full(len(rows), np.nan) if site_places.ids is None else site_places.ids[where])
+        texts.append(_texts(site_places, ids[-1]))
+    whole = [np.concatenate([np.empty(0, kind), *pieces]) for pieces, kind in ((texts, object), (regions, str))]
+    token_ids = _optional(np.concatenate([np.empty(0), *ids]), "Int64")
+    return token_ids, *(pd.array(column, dtype="string") for column in whole)
 
 
 def _texts(places: Places, ids: np.ndarray) -> np.ndarray:
     if places.ids is None:
         return np.full(len(ids), None, dtype=object)
-    own, index = np.unique(ids, return_inverse=True)
-    texts = places.texts(own)
-    return np.array([texts[int(each)] for each in own], dtype=object)[index]
+    distinct, index = np.unique(ids, return_inverse=True)
+    texts = places.texts(distinct)
+    return np.array([texts[int(token)] for token in distinct], dtype=object)[index]
 
 
 def _optional(values: np.ndarray, kind: str) -> pd.api.extensions.ExtensionArray:
@@ -160,23 +160,23 @@ def _distinct(events: pd.DataFrame, names: list[str], rows: int) -> pd.Series:
 
 def _occurrences(table: pd.DataFrame, domains: list[Domain], sites: list[Site], places: PlacesOf) -> list[int]:
     """How often what a row stands for occurs; for the kind `attention`, where enough queries see it."""
-    found: Counter[Occurring] = Counter()
+    counts: Counter[Occurring] = Counter()
     for domain in domains:
         for stream in dict.fromkeys(site.stream for site in sites):
-            for own, among in _by_places(domain, [site for site in sites if site.stream == stream], places):
+            for shared, among in _by_places(domain, [site for site in sites if site.stream == stream], places):
                 for attention in (True, False):
-                    counted = _seen_enough(domain, among) if attention else own.regions != ""
-                    found.update(_counts(own, counted, (stream, attention)))
+                    counted = _seen_enough(domain, among) if attention else shared.regions != ""
+                    counts.update(_counts(shared, counted, (stream, attention)))
     ids = table["id"].fillna(-1).astype(int)
     rows = zip(table["stream"], table["kind"] == "attention", table["first"], table["region"], ids, strict=True)
-    return [found[row] for row in rows]
+    return [counts[row] for row in rows]
 
 
 def _by_places(domain: Domain, sites: list[Site], places: PlacesOf) -> Iterator[tuple[Places, list[Site]]]:
     """The distinct places of a stream, and the attention calls that share each."""
     named = [(places[domain.name, site.name], site) for site in sites if site.name in domain.sites]
-    for own in {id(own): own for own, _ in named}.values():
-        yield own, [site for each, site in named if each is own]
+    for shared in {id(shared): shared for shared, _ in named}.values():
+        yield shared, [site for site_places, site in named if site_places is shared]
 
 
 def _seen_enough(domain: Domain, sites: list[Site]) -> np.ndarray:
@@ -189,16 +189,16 @@ def _counts(own: Places, counted: np.ndarray, key: tuple[str, bool]) -> Counter[
     place = np.arange(own.regions.shape[1])
     valid = counted & (own.regions != "")
     ids = np.full(own.regions.shape, -1) if own.ids is None else own.ids
-    found: Counter[Occurring] = Counter()
+    counts: Counter[Occurring] = Counter()
     for first in (True, False):
         for region in np.unique(own.regions):
             chosen = valid & (own.regions == region) & ((place == 0) == first)
             tokens, numbers = np.unique(ids[chosen], return_counts=True)
-            found.update({
+            counts.update({
                 (*key, first, str(region), int(token)): int(number)
                 for token, number in zip(tokens, numbers, strict=True)
             })  # fmt: skip
-    return found
+    return counts
 
 
 # The sinks beyond the first token in a stream's summary: which tokens, how many heads, which layers.
@@ -219,8 +219,8 @@ def add_sinks(
     pooled = tokens if len(domains) == 1 else sink_tokens(domains, sites, sinks, places)
     _add(summary.streams, domains, sites, pooled, summary.epsilon)
     for domain in domains if summary.domains else []:
-        found = tokens[tokens["domain"] == domain.name]
-        _add(summary.domains[domain.name].streams, [domain], sites, found, summary.epsilon)
+        rows = tokens[tokens["domain"] == domain.name]
+        _add(summary.domains[domain.name].streams, [domain], sites, rows, summary.epsilon)
 
 
 def _add(
@@ -228,11 +228,11 @@ def _add(
 ) -> None:
     later = tokens[~tokens["first"]]
     for name, stream in streams.items():
-        own = [site for site in sites if site.stream == name]
-        found = later[later["stream"] == name]
-        if not any(_could_be_found(domain, site) for domain in domains for site in own):
+        stream_sites = [site for site in sites if site.stream == name]
+        rows = later[later["stream"] == name]
+        if not any(_could_be_found(domain, site) for domain in domains for site in stream_sites):
             continue
-        stream.sinks_beyond_first = beyond = _beyond(found, [site.layer for site in own])
+        stream.sinks_beyond_first = beyond = _beyond(rows, [site.layer for site in stream_sites])
         if not says_nothing(stream.uniform_alpha_0.T, epsilon):
             stream.in_words.append(beyond_words(beyond, epsilon))
 
@@ -243,9 +243,9 @@ def _could_be_found(domain: Domain, site: Site) -> bool:
     return values is not None and not bool(pd.isna(values.head("sink_elsewhere")).all())
 
 
-def _beyond(found: pd.DataFrame, layers: list[int]) -> SinksBeyondFirst:
-    attention = found[found["kind"] == "attention"]
-    rows = found[found["kind"] == "state"] if attention.empty else attention
+def _beyond(events: pd.DataFrame, layers: list[int]) -> SinksBeyondFirst:
+    attention = events[events["kind"] == "attention"]
+    rows = events[events["kind"] == "state"] if attention.empty else attention
     named = rows.head(NAMED)
     if named.empty:
         return SinksBeyondFirst(tokens=[], others=0, created=None, gone=None)

@@ -34,13 +34,13 @@ def stretch_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame | No
 def _columns(values: SiteValues, heads: int, count: int) -> dict[str, Any]:
     """The measured columns of one site, each value in the order of the rows."""
     columns: dict[str, Any] = {}
-    for column, each in values.quantities.shown_in("positions").items():
-        if not each.long:
+    for column, quantity in values.quantities.shown_in("positions").items():
+        if not quantity.long:
             continue
         parts = np.full((heads, count, 4), np.nan)
-        found = values.arrays.get(name(each))
-        if found is not None and placed_at_keys(values, each):
-            parts[:, : found.shape[1]] = found
+        array = values.arrays.get(name(quantity))
+        if array is not None and placed_at_keys(values, quantity):
+            parts[:, : array.shape[1]] = array
         total, number, largest, place = parts.reshape(-1, 4).T
         with np.errstate(invalid="ignore"):
             columns[column] = total / number

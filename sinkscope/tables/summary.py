@@ -39,18 +39,18 @@ def massive_activations(stream: Stream, layers: pd.DataFrame, tokens: list[str |
     if layers["max_abs"].isna().all():
         return MassiveActivations(present=None, layers=[], max_abs=None)
     present = sorted({int(layer) for layer in layers.loc[layers["massive_tokens"] > 0, "layer"]})
-    layer, found = _largest(stream, bool(present))
-    position = int(found["max_abs_token"])
+    layer, largest = _largest(stream, bool(present))
+    position = int(largest["max_abs_token"])
     return MassiveActivations(
         present=bool(present),
         layers=present,
-        max_abs=found["inf_norm"],
+        max_abs=largest["inf_norm"],
         layer=layer,
         position=position,
         token=token_at(tokens, position),
-        channel=int(found["max_abs_dim"]),
-        over_token_median=found["max_over_token_median"],
-        over_layer_median=found["max_over_layer_median"],
+        channel=int(largest["max_abs_dim"]),
+        over_token_median=largest["max_over_token_median"],
+        over_layer_median=largest["max_over_layer_median"],
         channels=_massive_channels(stream, tokens),
     )
 
@@ -68,7 +68,7 @@ def _largest(stream: Stream, massive: bool) -> tuple[int, dict[str, float]]:
             peak = np.where(allowed, values.layer("inf_norm"), np.nan)
             if not np.isnan(peak).all():
                 peaks.append((float(np.nanmax(peak)), int(np.nanargmax(peak)), site.layer, values))
-    _, sequence, layer, values = max(peaks, key=lambda each: each[0])
+    _, sequence, layer, values = max(peaks, key=lambda entry: entry[0])
     return layer, {name: float(values.layer(name)[sequence]) for name in LARGEST}
 
 
@@ -83,21 +83,21 @@ def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveC
         for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
             seen[channel].setdefault(site.layer, Counter())[position] += count
     sequences = sum(values.count for values in stream[0][1])
-    found: list[tuple[float, MassiveChannel]] = []
+    channels: list[tuple[float, MassiveChannel]] = []
     for channel, layers in seen.items():
         pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
         often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:MASSIVE_POSITIONS]
-        each = positions.total() / pairs
+        rate = positions.total() / pairs
         places = [
             ChannelPosition(position=place, token=token_at(tokens, place), percent=100 * count / pairs)
             for place, count in often
         ]
         entry = MassiveChannel(
-            channel=channel, layers=sorted(layers), tokens_per_sequence=each, positions=places
+            channel=channel, layers=sorted(layers), tokens_per_sequence=rate, positions=places
         )  # fmt: skip
-        found.append((len(layers) * each, entry))
-    found.sort(key=lambda busy: (-busy[0], busy[1].channel))
-    return [entry for _, entry in found[:TOP_CHANNELS]]
+        channels.append((len(layers) * rate, entry))
+    channels.sort(key=lambda busy: (-busy[0], busy[1].channel))
+    return [entry for _, entry in channels[:TOP_CHANNELS]]
 
 
 def token_at(tokens: list[str | None], position: int) -> str | None:
@@ -149,8 +149,8 @@ def _contrast(a: Domain, b: Domain, sites: list[Site]) -> pd.DataFrame:
     first = np.concatenate([a.sites[site.name].head(METRIC) for site in shared], axis=1)
     second = np.concatenate([b.sites[site.name].head(METRIC) for site in shared], axis=1)
     paired = len(first) == len(second) and a.reads_as(b, len(first))
-    found = paired_difference(first, second) if paired else welch_difference(first, second)
-    q = false_discovery(found.p)
+    result = paired_difference(first, second) if paired else welch_difference(first, second)
+    q = false_discovery(result.p)
     differs = pd.arrays.BooleanArray(q < SIGNIFICANT, np.isnan(q))
     places = pd.DataFrame(
         [(site.stream, site.layer, head, site.name) for site in shared for head in range(site.heads)],
@@ -158,8 +158,8 @@ def _contrast(a: Domain, b: Domain, sites: list[Site]) -> pd.DataFrame:
     )
     names = pd.DataFrame({"domain_a": a.name, "domain_b": b.name, "paired": paired}, index=places.index)
     numbers = {
-        "bos_mass_a": found.a, "bos_mass_b": found.b, "difference": found.difference, "sem": found.sem,
-        "low": found.low, "high": found.high, "p": found.p, "q": q, "differs": differs,
+        "bos_mass_a": result.a, "bos_mass_b": result.b, "difference": result.difference, "sem": result.sem,
+        "low": result.low, "high": result.high, "p": result.p, "q": q, "differs": differs,
     }  # fmt: skip
     return pd.concat([names, places, pd.DataFrame(numbers)], axis=1)
 
@@ -200,8 +200,8 @@ def stream_summaries(
     """One summary for each stream, over all sequences of the domains given."""
     summaries, tokens = {}, _tokens(domains, sites, places)
     for name in dict.fromkeys(site.stream for site in sites):
-        own = [site for site in sites if site.stream == name]
-        stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in own]
+        stream_sites = [site for site in sites if site.stream == name]
+        stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in stream_sites]
         summaries[name] = _stream(
             stream, heads[heads["stream"] == name], layers[layers["stream"] == name], tokens.get(name, []),
             tokens.get("decoder" if name == "cross" else name, []), request,
@@ -311,9 +311,9 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
 
 def _ranked_everywhere(stream: Stream) -> np.ndarray:
     """The key positions that enough queries see in every head."""
-    found = [v.ranked for _, parts in stream for v in parts]
-    keys = min(ranked.shape[1] for ranked in found)
-    return np.flatnonzero(np.concatenate([ranked[:, :keys] for ranked in found]).all(0))
+    masks = [v.ranked for _, parts in stream for v in parts]
+    keys = min(ranked.shape[1] for ranked in masks)
+    return np.flatnonzero(np.concatenate([ranked[:, :keys] for ranked in masks]).all(0))
 
 
 def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:

@@ -47,9 +47,9 @@ class SiteValues:
             return self
         metrics = self.quantities.metrics.without(names)
         arrays = dict(self.arrays)
-        for table, own in self.quantities.metrics.tables.items():
+        for table, columns in self.quantities.metrics.tables.items():
             if table in arrays:
-                kept = [index for index, name in enumerate(own) if name in metrics.tables[table]]
+                kept = [index for index, name in enumerate(columns) if name in metrics.tables[table]]
                 arrays[table] = arrays[table][..., kept]
         return replace(self, quantities=replace(self.quantities, metrics=metrics), arrays=arrays)
 
@@ -75,8 +75,8 @@ class SiteValues:
         shared = np.isnan(rows[:, 1])
         if shared.all():
             return _covered(rows, np.zeros(len(rows)), 1, self.keys)
-        own = _covered(rows[~shared], rows[~shared, 1], self.heads.shape[1], self.keys)
-        return own | _covered(rows[shared], np.zeros(shared.sum()), 1, self.keys)
+        by_head = _covered(rows[~shared], rows[~shared, 1], self.heads.shape[1], self.keys)
+        return by_head | _covered(rows[shared], np.zeros(shared.sum()), 1, self.keys)
 
     @property
     def counted(self) -> np.ndarray:
@@ -104,19 +104,21 @@ class SiteValues:
     @property
     def massive(self) -> Counter[tuple[int, int]]:
         """Number of sequences in which an element of x is massive, by (position, channel)."""
-        found = self.arrays.get("massive")
-        return Counter() if found is None else Counter((int(place), int(channel)) for place, channel in found)
+        rows = self.arrays.get("massive")
+        return Counter() if rows is None else Counter((int(place), int(channel)) for place, channel in rows)
 
     @property
     def events(self) -> dict[str, np.ndarray]:
         """[event, field] by kind: rows of sinks.parquet, whose sequences count in the domain; see EVENT_FIELDS."""
         shown = self.quantities.shown_in("sinks")
-        return {kind: self.arrays[each.name] for kind, each in shown.items() if each.name in self.arrays}
+        return {kind: self.arrays[quantity.name] for kind, quantity in shown.items() if quantity.name in self.arrays}
 
     @property
     def measured(self) -> dict[str, np.ndarray]:
         """[N, H, metric] of every table by head that a measurement writes, by the table's name."""
-        by_head = [each.name for each in self.quantities.quantities if each.dims == ("sequence", "head", "metric")]
+        by_head = [
+            quantity.name for quantity in self.quantities.quantities if quantity.dims == ("sequence", "head", "metric")
+        ]
         return {name: self.arrays[name] for name in by_head if name != "heads" and name in self.arrays}
 
     def head(self, name: str) -> np.ndarray:
@@ -207,7 +209,7 @@ class Places:
 
     def texts(self, ids: np.ndarray) -> dict[int, str]:
         """The text of each id, as the vocabulary spells it."""
-        return {int(each): token_text(self.tokenizer, int(each)) for each in np.unique(ids)}
+        return {int(token): token_text(self.tokenizer, int(token)) for token in np.unique(ids)}
 
 
 PlacesOf = dict[tuple[str, str], Places]

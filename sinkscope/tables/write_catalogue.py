@@ -27,8 +27,8 @@ def catalogue_texts() -> dict[Path, str]:
     A position such as max_abs_token is listed twice: as a per-sequence value and as a value of the run.
     """
     always = [_line(column) for table in ALWAYS for column in _of_table(table, METRICS)]
-    always += [_line(_of_quantity(each)) for each in _shown()]
-    always += [_line(each) for each in _of_sinks()]
+    always += [_line(_of_quantity(quantity)) for quantity in _shown()]
+    always += [_line(column) for column in _of_sinks()]
     texts = {FILE: _listed(always)}
     for question in QUESTIONS.values():
         lines = [_line(column) for column in _of_question(question)]
@@ -43,8 +43,8 @@ def _of_question(question: Question) -> list[Column]:
     if family is not None:
         register(family, tables)
     question.part("tables")
-    own = [table.name for table in question.tables]
-    return [column for table in dict.fromkeys([*own, *tables]) for column in _of_table(table, tables, table in own)]
+    names = [table.name for table in question.tables]
+    return [column for table in dict.fromkeys([*names, *tables]) for column in _of_table(table, tables, table in names)]
 
 
 def _of_table(table: str, metrics: Mapping[str, Mapping[str, Metric]], whole: bool = True) -> list[Column]:
@@ -70,22 +70,30 @@ def _line(column: Column) -> str:
 def _shown() -> list[Quantity]:
     """The quantities that a table shows, table by table."""
     tables: tuple[PlaceTable, ...] = ("positions", "length_curve", "sinks")
-    return [each for table in tables for each in quantity_set().shown_in(table).values()]
+    return [quantity for table in tables for quantity in quantity_set().shown_in(table).values()]
 
 
-def _of_quantity(each: Quantity) -> Column:
-    per = "kind" if each.dims == EVENT else "position" if each.summed else "sequence"
-    return Column(str(each.column), str(each.table), each.unit, each.range, each.formula, each.source, per=per)
+def _of_quantity(quantity: Quantity) -> Column:
+    per = "kind" if quantity.dims == EVENT else "position" if quantity.summed else "sequence"
+    return Column(
+        str(quantity.column),
+        str(quantity.table),
+        quantity.unit,
+        quantity.range,
+        quantity.formula,
+        quantity.source,
+        per=per,
+    )
 
 
 def _of_sinks() -> list[Column]:
     """The measured columns of sinks.parquet and tokens.csv."""
     tables = (("sinks", "sink", SINK_COLUMNS), ("tokens", "token", TOKEN_COLUMNS))
     return [
-        Column(each.name, table, each.unit, each.range, each.what, "ours", per=per)
+        Column(column.name, table, column.unit, column.range, column.what, "ours", per=per)
         for table, per, columns in tables
-        for each in columns
-        if each.unit
+        for column in columns
+        if column.unit
     ]
 
 

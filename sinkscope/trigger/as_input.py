@@ -68,8 +68,8 @@ class TriggerTask:
     def _off(self) -> list[str]:
         """Says what the model was asked for where no trigger stands, if that is not the paper's zero."""
         kind = self.config.off.kind
-        asked = {"constant": "a constant c, not 0", "self": "G x_i, not 0"}
-        return [f"In rows without a trigger the target is {asked[kind]}."] if kind in asked else []
+        targets = {"constant": "a constant c, not 0", "self": "G x_i, not 0"}
+        return [f"In rows without a trigger the target is {targets[kind]}."] if kind in targets else []
 
 
 def split_rows(first: np.ndarray, trigger: int, name: str) -> dict[str, float]:
@@ -107,7 +107,7 @@ def _words(heads: list[dict[str, Any]], attention: str, normalised: bool) -> lis
 def need_task(model: Any, name: str) -> TriggerTask:
     """The model's trigger task. Raises SinkscopeError for any other model."""
     bring = getattr(model, "input_task", None)
-    found = bring() if callable(bring) else None
-    if not isinstance(found, TriggerTask):
+    input_task = bring() if callable(bring) else None
+    if not isinstance(input_task, TriggerTask):
         raise SinkscopeError(f"{name} is not a model of the trigger task: train one with `sinkscope trigger train`")
-    return found
+    return input_task

@@ -72,7 +72,7 @@ def head_pattern(layer: int, head: int, weights: Float[Tensor, "batch query key"
     """The verdicts on one head's attention A, whose trigger stands at one position in all sequences."""
     rows = torch.tensor([i for i in range(1, weights.shape[1]) if i != trigger])
     a = weights[:, rows].abs()
-    total, first, own = a.sum(-1), a[..., 0], a.gather(-1, rows.expand(len(a), -1)[..., None])[..., 0]
+    total, first, diagonal = a.sum(-1), a[..., 0], a.gather(-1, rows.expand(len(a), -1)[..., None])[..., 0]
 
     def share(part: Tensor) -> float:
         return float(torch.where(total > 0, part / total, 0.0).mean())
@@ -82,10 +82,10 @@ def head_pattern(layer: int, head: int, weights: Float[Tensor, "batch query key"
         layer,
         head,
         float(total.mean()),
-        share(own),
+        share(diagonal),
         filled,
-        name_pattern(float(total.mean()), float(first.mean()), float(own.mean())),
-        name_pattern(filled, share(first), share(own)),
+        name_pattern(float(total.mean()), float(first.mean()), float(diagonal.mean())),
+        name_pattern(filled, share(first), share(diagonal)),
     )
 
 
@@ -196,7 +196,7 @@ def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: i
     total = a.abs().sum(-1)
     share = torch.where(total > 0, a[..., 0].abs() / total, 0.0)
     rows = torch.tensor([i for i in range(1, a.shape[1]) if i != trigger])
-    own = a.diagonal(0, -2, -1)
+    diagonal = a.diagonal(0, -2, -1)
     outside = (1 - a.sum(-1)) if normalised else torch.full_like(total, torch.nan)
     return {
         "layer": layer,
@@ -204,8 +204,8 @@ def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: i
         **split_rows(a[..., 0].mean(0).numpy(), trigger, "bos"),
         **split_rows(share.mean(0).numpy(), trigger, "share"),
         "bos_worst": float(a[:, rows, 0].min()),
-        "self_mean": float(own[:, rows].mean()),
-        "others_mean": float((a[..., 1:].sum(-1) - own)[:, rows].mean()),
+        "self_mean": float(diagonal[:, rows].mean()),
+        "others_mean": float((a[..., 1:].sum(-1) - diagonal)[:, rows].mean()),
         "outside_mean": float(outside[:, rows].mean()),
         "trigger_mean_key": float(a[:, trigger, 1 : trigger + 1].mean()),
     }
@@ -239,10 +239,10 @@ def by_length(
     for length in lengths:
         task.check_sizes(model.config.hidden_size, length)
         for trigger in triggers or dict.fromkeys((task.evaluation_trigger(length), length - 1)):
-            found = evaluate(model, seed, count, length, trigger)
-            for head, pattern in zip(found.heads, found.patterns, strict=True):
+            evaluation = evaluate(model, seed, count, length, trigger)
+            for head, pattern in zip(evaluation.heads, evaluation.patterns, strict=True):
                 rows.append({
-                    "length": length, "trigger": trigger, "error": found.error, "loss": found.loss,
+                    "length": length, "trigger": trigger, "error": evaluation.error, "loss": evaluation.loss,
                     **{name: head[name] for name in KEPT},
                     "pattern": pattern.pattern, "pattern_share": pattern.pattern_share,
                 })  # fmt: skip

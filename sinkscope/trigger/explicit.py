@@ -124,9 +124,9 @@ Head = tuple[Tensor, Tensor, Tensor]
 def _head(value: Tensor, *scores: tuple[float, tuple[int, ...], tuple[int, ...]]) -> Head:
     """A head whose logit is the sum of `scores`: (logit, marks of the query, marks of the key) each."""
     query, key = torch.zeros_like(value), torch.zeros_like(value)
-    for row, (logit, asking, asked) in enumerate(scores):
-        query[row, list(asking)] = logit
-        key[row, list(asked)] = 1
+    for row, (logit, query_marks, key_marks) in enumerate(scores):
+        query[row, list(query_marks)] = logit
+        key[row, list(key_marks)] = 1
     return query, key, value
 
 

@@ -108,14 +108,14 @@ def draw_trigger_maps(
     All models must have the same number of layers.
     """
     if figure == "single":
-        count = min(len(each.single) for each in models)
-        tiles = [row for number in range(count) for row in _rows(models, [each.single[number] for each in models])]
+        count = min(len(model.single) for model in models)
+        tiles = [row for number in range(count) for row in _rows(models, [model.single[number] for model in models])]
     else:
-        found = [each.mean if figure == "mean" else each.deviation for each in models]
-        tiles = _rows(models, found, marked=figure == "mean")
+        maps = [model.mean if figure == "mean" else model.deviation for model in models]
+        tiles = _rows(models, maps, marked=figure == "mean")
     label, said = SHOWN[figure]
     top = 1.0 if figure != "deviation" else 1e-12
-    kinds = " beside ".join(dict.fromkeys(each.kind for each in models))
+    kinds = " beside ".join(dict.fromkeys(model.kind for model in models))
     content = draw_maps(tiles, f"sinkscope trigger maps, {figure}", form, size, title, label=label, top=top)
     return content, (
         f"{CAPTION.format(epsilon=EPSILON)} Dotted: the trigger's row. Models of the trigger-conditional task, "
@@ -123,17 +123,17 @@ def draw_trigger_maps(
     )
 
 
-def _rows(models: list[TriggerMaps], found: list[np.ndarray], marked: bool = True) -> list[list[Tile]]:
+def _rows(models: list[TriggerMaps], points: list[np.ndarray], marked: bool = True) -> list[list[Tile]]:
     """A row for each layer: all heads of the first model, then those of the next."""
-    several = len({each.kind for each in models}) > 1
-    names = [f"{each.kind} " if several else "" for each in models]
+    several = len({model.kind for model in models}) > 1
+    names = [f"{model.kind} " if several else "" for model in models]
     return [
         [
             Tile(f"{name}{layer}.{head}", weights[layer, head], (), model.trigger, marked)
-            for name, model, weights in zip(names, models, found, strict=True)
+            for name, model, weights in zip(names, models, points, strict=True)
             for head in range(weights.shape[1])
         ]
-        for layer in range(found[0].shape[0])
+        for layer in range(points[0].shape[0])
     ]
 
 

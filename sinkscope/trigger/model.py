@@ -66,9 +66,9 @@ def form_of(attention: str) -> AttentionForm:
     if attention in KINDS:
         return KINDS[attention]
     if attention not in SCORES:
-        known = list(dict.fromkeys([*KINDS, *SCORES]))
+        choices = list(dict.fromkeys([*KINDS, *SCORES]))
         raise SinkscopeError(
-            f"unknown attention {attention!r}: choose one of {', '.join(known)}{did_you_mean(attention, known)}"
+            f"unknown attention {attention!r}: choose one of {', '.join(choices)}{did_you_mean(attention, choices)}"
         )
     score_of(attention)  # raises where its package does not load
     return AttentionForm(score=attention)
@@ -169,9 +169,9 @@ def plain_attention(
     future = torch.ones(steps, steps, dtype=torch.bool, device=logits.device).triu(1)
     if score != "softmax":
         rows = torch.arange(steps, device=logits.device)[:, None]
-        found = score_of(score)
-        weights = found(logits.masked_fill(future, 0.0), rows)  # a hidden logit may be too large for exp's gradient
-        weights = found.finish(weights.masked_fill(future, 0.0))
+        rule = score_of(score)
+        weights = rule(logits.masked_fill(future, 0.0), rows)  # a hidden logit may be too large for exp's gradient
+        weights = rule.finish(weights.masked_fill(future, 0.0))
     else:
         logits = logits.masked_fill(future, -torch.inf)
         if s_aux is not None:

@@ -59,11 +59,11 @@ def moved(model: TriggerModel, place: str, seed: int = 0, count: int = task.EVAL
         raise SinkscopeError(f"{config.num_hidden_layers} layers: BOS is moved in models of one layer")
     where, rows, key = PLACES[place]
     data = task.evaluation(count, config.length, config.hidden_size, seed)
-    asked = task.targets(data, False, config.off, config.target)
+    targets = task.targets(data, False, config.off, config.target)
     trigger = int(data.trigger[0])
     with torch.no_grad():
         outputs = model(inputs_embeds=_inputs(data.inputs, where, seed), output_attentions=True)
-    errors = (outputs.last_hidden_state - asked).abs()
+    errors = (outputs.last_hidden_state - targets).abs()
     others = [i for i in range(config.length)[rows] if i != trigger]
     judged = others + [trigger] * (where is not None and trigger in range(config.length)[rows])
     sizes = outputs.attentions[0][:, :, [i for i in others if i != key]].double().abs()
@@ -80,8 +80,8 @@ def _inputs(
     """x with BOS and the token at `where` exchanged, or with an ordinary token in BOS's place."""
     x = x.clone()
     if where is None:
-        other = task.draw(len(x), x.shape[1], x.shape[2], torch.Generator().manual_seed(seed), trigger=2)
-        x[:, 0] = other.inputs[:, 1]
+        ordinary = task.draw(len(x), x.shape[1], x.shape[2], torch.Generator().manual_seed(seed), trigger=2)
+        x[:, 0] = ordinary.inputs[:, 1]
     else:
         x[:, [0, where]] = x[:, [where, 0]]
     return x
@@ -182,15 +182,15 @@ def plans(groups: Sequence[str] = tuple(GROUPS), seeds: int = SEEDS, steps: int 
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
     check_not_too_large("seeds", seeds)
-    found = [
+    planned = [
         Plan(group, case, replace(Recipe(seed=seed, steps=steps), **case.changes))
         for group in dict.fromkeys(groups)
         for case in GROUPS[group]
         for seed in range(seeds)
     ]
-    for plan in found:
+    for plan in planned:
         plan.recipe.config()
-    return found
+    return planned
 
 
 def necessity(
@@ -210,10 +210,10 @@ def necessity(
     for number, plan in enumerate(planned):
         begin(plan.recipe, number, len(planned))
         model = train(plan.recipe, out / "models" / plan.recipe.name, resume=True, progress=progress)
-        record, found = model.config.training, evaluate(model, seed=plan.recipe.seed)
-        learned = Learned(plan.recipe, record["steps"], record["stopped"] == "criterion", found)
+        record, evaluation = model.config.training, evaluate(model, seed=plan.recipe.seed)
+        learned = Learned(plan.recipe, record["steps"], record["stopped"] == "criterion", evaluation)
         told = {"group": plan.group, "case": plan.case.name, "sinkless": plan.case.sinkless}
-        rows.append(told | row_of(learned) | {"sinks": found.sinks} | _moved(model, plan))
+        rows.append(told | row_of(learned) | {"sinks": evaluation.sinks} | _moved(model, plan))
         table = pd.DataFrame(rows)
         write_file(out / "necessity.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     return pd.DataFrame(rows)
@@ -223,10 +223,10 @@ def _moved(model: TriggerModel, plan: Plan) -> dict[str, Any]:
     """What a case that moves BOS replaces in a model's row; nothing for any other case."""
     if plan.case.place is None:
         return {}
-    found = moved(model, plan.case.place, plan.recipe.seed)
+    measured = moved(model, plan.case.place, plan.recipe.seed)
     kept = {
-        "solved": found.error < plan.recipe.tolerance, "error": found.error, "bos_mean": found.mass,
-        "bos_share": found.share, "total_mean": found.total, "sinks": int(found.mass >= SINK),
+        "solved": measured.error < plan.recipe.tolerance, "error": measured.error, "bos_mean": measured.mass,
+        "bos_share": measured.share, "total_mean": measured.total, "sinks": int(measured.mass >= SINK),
     }  # fmt: skip
     lost = ("loss", "explained", "pattern", "pattern_share", "self_mean", "self_share", "bos_trigger")
     return kept | dict.fromkeys(lost)

@@ -53,16 +53,16 @@ def plans(
     """
     if seeds < 1:
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
-    found = [
+    recipes = [
         Recipe(attention, 1, count, seed=seed, steps=steps, default=default)
         for seed in range(seeds)
         for count in heads
         for default in defaults
         for attention in attentions
     ]
-    for recipe in found:
+    for recipe in recipes:
         recipe.config()
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(recipes))
 
 
 def study(
@@ -84,32 +84,32 @@ def study(
     for number, recipe in enumerate(recipes):
         begin(recipe, number, len(recipes))
         model = train(recipe, out / "models" / recipe.name, resume=True, progress=progress)
-        record, found = model.config.training, evaluate(model, seed=recipe.seed)
-        explained = 1 - found.loss / _simplest(recipe)
-        rows.append(row_of(Learned(recipe, record["steps"], record["stopped"] == "criterion", found, explained)))
+        record, evaluation = model.config.training, evaluate(model, seed=recipe.seed)
+        explained = 1 - evaluation.loss / _simplest(recipe)
+        rows.append(row_of(Learned(recipe, record["steps"], record["stopped"] == "criterion", evaluation, explained)))
         _write(out / "study.csv", pd.DataFrame(rows))
     return pd.DataFrame(rows)
 
 
 def row_of(learned: Learned) -> dict[str, Any]:
     """One row of study.csv. Masses are means over heads; the verdicts of several heads are joined."""
-    recipe, found = learned.recipe, learned.evaluation
+    recipe, evaluation = learned.recipe, learned.evaluation
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
 
     return {
         "default": recipe.default, "attention": recipe.attention, "heads": recipe.heads, "seed": recipe.seed,
-        "solved": learned.solved, "steps": learned.steps, "error": found.error, "loss": found.loss,
+        "solved": learned.solved, "steps": learned.steps, "error": evaluation.error, "loss": evaluation.loss,
         "explained": learned.explained,
-        "pattern": join_patterns([one.pattern for one in found.patterns]),
-        "pattern_share": join_patterns([one.pattern_share for one in found.patterns]),
-        "bos_mean": mean([head["bos_mean"] for head in found.heads]),
-        "self_mean": mean([head["self_mean"] for head in found.heads]),
-        "total_mean": mean([one.total_mean for one in found.patterns]),
-        "bos_share": mean([head["share_mean"] for head in found.heads]),
-        "self_share": mean([one.self_share_mean for one in found.patterns]),
-        "bos_trigger": mean([head["bos_trigger"] for head in found.heads]),
+        "pattern": join_patterns([pattern.pattern for pattern in evaluation.patterns]),
+        "pattern_share": join_patterns([pattern.pattern_share for pattern in evaluation.patterns]),
+        "bos_mean": mean([head["bos_mean"] for head in evaluation.heads]),
+        "self_mean": mean([head["self_mean"] for head in evaluation.heads]),
+        "total_mean": mean([pattern.total_mean for pattern in evaluation.patterns]),
+        "bos_share": mean([head["share_mean"] for head in evaluation.heads]),
+        "self_share": mean([pattern.self_share_mean for pattern in evaluation.patterns]),
+        "bos_trigger": mean([head["bos_trigger"] for head in evaluation.heads]),
     }  # fmt: skip
 
 

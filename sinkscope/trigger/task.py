@@ -101,8 +101,8 @@ def read_default(kind: str, values: Any, dim: int) -> Default:
     except (TypeError, ValueError, RuntimeError):
         read = torch.empty(0)
     if read.shape != shape or not read.isfinite().all():
-        asked = " x ".join(map(str, shape))
-        raise SinkscopeError(f"the config's default_values are not {asked} finite numbers, which {kind!r} needs")
+        size = " x ".join(map(str, shape))
+        raise SinkscopeError(f"the config's default_values are not {size} finite numbers, which {kind!r} needs")
     return Default(kind, read)
 
 

@@ -101,8 +101,8 @@ class Recipe:
 
     def _check_numbers(self) -> None:
         if self.optimizer not in OPTIMIZERS:
-            known = f"choose one of {', '.join(OPTIMIZERS)}{did_you_mean(self.optimizer, OPTIMIZERS)}"
-            raise SinkscopeError(f"unknown optimizer {self.optimizer!r}: {known}")
+            hint = f"choose one of {', '.join(OPTIMIZERS)}{did_you_mean(self.optimizer, OPTIMIZERS)}"
+            raise SinkscopeError(f"unknown optimizer {self.optimizer!r}: {hint}")
         if self.optimizer == "muon" and self.attention == "learned-sink":
             raise SinkscopeError("optimizer muon trains matrices, and a learned sink is none: give another optimizer")
         for name, value in (("tolerance", self.tolerance), ("learning rate", self.rate), ("init", self.init)):
@@ -113,9 +113,9 @@ class Recipe:
 
 
 LATER = {
-    each.name: each.default
-    for each in fields(Recipe)
-    if each.name not in ("attention", "layers", "heads", "dim", "length", "seed", "steps")
+    setting.name: setting.default
+    for setting in fields(Recipe)
+    if setting.name not in ("attention", "layers", "heads", "dim", "length", "seed", "steps")
 }
 """The options that came after 0.1, and their defaults. A training that names none of them has these."""
 
@@ -220,8 +220,8 @@ class Training:
         """The largest absolute error of the current weights on the evaluation sequences."""
         with one_thread(), torch.no_grad():
             predicted = self.model(inputs_embeds=self.evaluation.inputs).last_hidden_state
-        asked = task.targets(self.evaluation, self.model.config.residual, self.off, self.target)
-        return float((predicted - asked).abs().max())
+        targets = task.targets(self.evaluation, self.model.config.residual, self.off, self.target)
+        return float((predicted - targets).abs().max())
 
     def save(self, folder: Path) -> None:
         """Writes the state to a new file, then renames it into place. Raises SinkscopeError where it cannot."""
@@ -241,8 +241,8 @@ class Training:
         path = folder / STATE
         try:
             with safe_open(path, framework="pt") as file:
-                found = json.loads(file.metadata()["of"])
-                facts = {name: found[name] for name in ("recipe", *LATEST)}
+                metadata = json.loads(file.metadata()["of"])
+                facts = {name: metadata[name] for name in ("recipe", *LATEST)}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise SinkscopeError(f"{path} is damaged ({error}): remove it and start again") from None

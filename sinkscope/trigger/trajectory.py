@@ -39,11 +39,11 @@ def checkpoint_steps(number: int, steps: int) -> list[int]:
         raise SinkscopeError(f"checkpoints {number}: 1 to {steps} (the steps of the training) are possible")
     if number == 1:
         return [steps]
-    found = [1]
+    chosen = [1]
     for left in range(number - 1, 0, -1):
         rest = steps - left + 1  # the largest step that leaves one for each that follows
-        found.append(min(rest, max(found[-1] + 1, round(found[-1] * (steps / found[-1]) ** (1 / left)))))
-    return found
+        chosen.append(min(rest, max(chosen[-1] + 1, round(chosen[-1] * (steps / chosen[-1]) ** (1 / left)))))
+    return chosen
 
 
 def keeper(folder: Path, number: int, steps: int) -> Callable[[Training], None]:
@@ -94,10 +94,11 @@ def trajectory(folder: Path) -> pd.DataFrame:
         with quiet_transformers():
             model = TriggerModel.from_pretrained(place).eval()
         record = model.config.training
-        found = evaluate(model, record["seed"])
-        facts = {"step": record["steps"], "loss": found.loss, "error": found.error}
+        evaluation = evaluate(model, record["seed"])
+        facts = {"step": record["steps"], "loss": evaluation.loss, "error": evaluation.error}
         rows += [
-            {**facts, **head, **pattern.as_dict()} for head, pattern in zip(found.heads, found.patterns, strict=True)
+            {**facts, **head, **pattern.as_dict()}
+            for head, pattern in zip(evaluation.heads, evaluation.patterns, strict=True)
         ]
     return pd.DataFrame(rows)[list(COLUMNS)]
 

@@ -154,7 +154,7 @@ class Added:
         units.append(self._units(self._even(values), self._even(out)))
         if self.attended is not None and self.attended_out is not None:
             units.append(self._units(self.attended, self.attended_out))
-        return Units(*(torch.stack(each) for each in zip(*units, strict=True)))
+        return Units(*(torch.stack(per_mix) for per_mix in zip(*units, strict=True)))
 
     def _even(self, rows: Mixed) -> Float[Tensor, "group token-1 vdim"]:
         """The mean over the tokens that each token i >= 1 sees under uniform attention."""
@@ -176,9 +176,9 @@ class Added:
     def towards(self) -> PerHead:
         """The mean over tokens of (p_i - pbar).(q_i - p_i) for p_i = x_i + W_O^h u_i and q_i = x_i + W_O^h y_i, y
         uniform: below 0 where the first step towards uniform attention brings tokens together."""
-        own = self.values_out[:, 1:]
+        written = self.values_out[:, 1:]
         through = dots(self.read[:, :-1], self._even(self.values) - self.values[:, 1:])
-        inside = as_float64(((own - own.mean(1, keepdim=True)) * self._out_change).sum(-1))
+        inside = as_float64(((written - written.mean(1, keepdim=True)) * self._out_change).sum(-1))
         return (through + inside).mean(-1)
 
     @cached_property
@@ -192,10 +192,10 @@ class Added:
         if inside is None:
             inside = dots(around, mixed) + as_float64(share(mean, mixed))
         weights = inverse((self.sizes + 2 * inside + squares(out)).clamp(min=0.0).sqrt())
-        own = like(weights, around)
-        moved = (own.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
-        summed = (own.unsqueeze(1) @ around)[:, 0] + own.sum(-1, keepdim=True) * mean
-        return weights, 2 * as_float64((summed * moved).sum(-1)) + squares((own.unsqueeze(1) @ out)[:, 0])
+        factors = like(weights, around)
+        moved = (factors.unflatten(0, (len(mixed), -1)) @ mixed).flatten(0, 1)
+        summed = (factors.unsqueeze(1) @ around)[:, 0] + factors.sum(-1, keepdim=True) * mean
+        return weights, 2 * as_float64((summed * moved).sum(-1)) + squares((factors.unsqueeze(1) @ out)[:, 0])
 
 
 def read_added(added: Added) -> Added:
@@ -210,12 +210,12 @@ def _read(loop: ModuleType, added: Added) -> dict[str, Any]:
     heads, rank, tokens, width = *added.values_out.shape[::2], len(added.sizes), added.values.shape[-1]
     known = added.attended is not None and added.attended_out is not None
     attended = (added.attended, added.attended_out) if known else (added.values, added.values_out)
-    tensors = (added.read, added.values, added.values_out, *(each for each in attended if each is not None))
+    tensors = (added.read, added.values, added.values_out, *(tensor for tensor in attended if tensor is not None))
     shapes = (2 + known, heads, tokens), (2 + known, heads), (2, heads, tokens), (heads, width), (heads, rank), (heads,)
-    weights, change, products, values_mean, out_mean, spread = found = [added.sizes.new_empty(each) for each in shapes]
+    weights, change, products, values_mean, out_mean, spread = sums = [added.sizes.new_empty(shape) for shape in shapes]
     loops.run(
         loop.add_mixes, *map(loops.rows, tensors), heads // len(added.values), added.causal, added.sizes.numpy(),
-        *(each.numpy() for each in found),
+        *(total.numpy() for total in sums),
     )  # fmt: skip
     return {
         "around": products[loop.AROUND], "along": products[loop.ALONG], "values_mean": values_mean,

@@ -245,8 +245,8 @@ class FoldedHeads:
         rows = self.exact_centred
         gram = rows @ rows.mT
         gaps = gram.diagonal()[:, None] - gram
-        other = ~torch.eye(len(rows), dtype=torch.bool, device=rows.device)
-        return gaps[other].amin() if len(rows) > 1 else gram.new_tensor(torch.nan)
+        off_diagonal = ~torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+        return gaps[off_diagonal].amin() if len(rows) > 1 else gram.new_tensor(torch.nan)
 
     @cached_property
     def unit_square(self) -> Float[Tensor, ""]:

@@ -71,8 +71,8 @@ def read_tokens(sequences: list[FoldedHeads], x: Rows, z: Rows, norm: InputNorm)
     loop = loops.loops_over("normalised", x, x.shape[1] * x.shape[2])
     if loop is not None:
         return _by_loop(loop, sequences, x, z, norm)
-    for folded, tokens, own in zip(sequences, x, z, strict=True):
-        scale, shift = norm.affine(tokens, own)
+    for folded, tokens, read in zip(sequences, x, z, strict=True):
+        scale, shift = norm.affine(tokens, read)
         folded.affine = (scale, shift if norm.centred else None)
         folded.z = tokens if norm.absent else scale * (tokens - shift if norm.centred else tokens)
     return None
@@ -90,17 +90,17 @@ def _by_loop(loop: ModuleType, sequences: list[FoldedHeads], x: Rows, z: Rows, n
     sizes, moments = (x.new_empty(shape, dtype=torch.float64) for shape in ((batch, count), (batch, 6)))
     loops.run(
         loop.read_normalised, loops.rows(x), loops.rows(z), norm.gain.numpy(), norm.bias.numpy(), norm.centred,
-        norm.absent, *(each.numpy() for each in (affine, normalised, around, sizes, moments)),
+        norm.absent, *(tensor.numpy() for tensor in (affine, normalised, around, sizes, moments)),
     )  # fmt: skip
     moments[:, loop.SPREAD] = torch.where(moments[:, loop.SPREAD] > 0, moments[:, loop.SPREAD], torch.nan)
-    for number, (folded, own) in enumerate(zip(sequences, moments, strict=True)):
+    for number, (folded, facts) in enumerate(zip(sequences, moments, strict=True)):
         scale, shift = affine[:, number, :, None]
         folded.z, folded.affine = normalised[number], (scale, shift if norm.centred else None)
         loops.fill(folded, {
-            "token_squares": sizes[number], "centred_tokens": around[number, :-1], "spread": own[loop.SPREAD],
-            "beta": own[loop.JOINT] / own[loop.SPREAD], "tokens_spread": own[loop.X_SPREAD],
-            "mean_square": own[loop.MEAN_SQUARE], "tokens_mean_square": own[loop.X_MEAN_SQUARE],
-            "unit_square": own[loop.X_UNIT_SQUARE],
+            "token_squares": sizes[number], "centred_tokens": around[number, :-1], "spread": facts[loop.SPREAD],
+            "beta": facts[loop.JOINT] / facts[loop.SPREAD], "tokens_spread": facts[loop.X_SPREAD],
+            "mean_square": facts[loop.MEAN_SQUARE], "tokens_mean_square": facts[loop.X_MEAN_SQUARE],
+            "unit_square": facts[loop.X_UNIT_SQUARE],
         })  # fmt: skip
     return around
 

@@ -113,8 +113,8 @@ def gain_and_bias(norm: nn.Module, like: Tensor) -> tuple[Float[Tensor, " channe
         unit = as_float64(pattern) / as_float64(pattern).square().mean().sqrt()
         parts.append(((plus - minus) / 2 / torch.where(unit == 0, 1.0, unit), (plus + minus) / 2, unit != 0))
     gain, bias, _ = parts[0]
-    for other, _, tested in parts[1:]:
-        gain = torch.where(tested & (as_float64(probe) == 0), other, gain)
+    for second, _, tested in parts[1:]:
+        gain = torch.where(tested & (as_float64(probe) == 0), second, gain)
     return gain, bias
 
 
@@ -130,12 +130,12 @@ def find_projection(
     linear = [record for record in records if _same(record.read, z) and record.returned.dim() == 3]
     for tokens in (slice(None),) if exact else (slice(None), slice(0, 1)):
         wanted = _features(signal[:, :, tokens].transpose(1, 2))
-        found = _through_linear(wanted, linear, tokens, exact)
-        if found is None and not exact:
-            found = _through_norm(wanted, linear, records, tokens, signal.shape)
-        if found is None:
+        match = _through_linear(wanted, linear, tokens, exact)
+        if match is None and not exact:
+            match = _through_norm(wanted, linear, records, tokens, signal.shape)
+        if match is None:
             continue
-        module, rows, gain = found
+        module, rows, gain = match
         width = z.shape[-1]
         weight = as_float64(projection_weight(module, width))
         fit = CODED_FIT if holds_codes(module) else 0.0
@@ -187,12 +187,12 @@ def _through_norm(
             places = _match(wanted, _features(returned[:, tokens]))
             if places is None:
                 continue
-            found = _through_linear(_features(read[:, tokens]), linear, tokens, True)
-            if found is None or not _is_rms_norm(record):
+            match = _through_linear(_features(read[:, tokens]), linear, tokens, True)
+            if match is None or not _is_rms_norm(record):
                 continue
             gain, _ = gain_and_bias(record.module, record.read)
             gain = gain.repeat(wanted.shape[1] // len(gain))[places.to(gain.device)]
-            return found[0], torch.where(places < 0, -1, found[1][places]), gain  # -1 where the gain is 0
+            return match[0], torch.where(places < 0, -1, match[1][places]), gain  # -1 where the gain is 0
     return None
 
 

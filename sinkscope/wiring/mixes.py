@@ -98,10 +98,10 @@ def largest_eigenvalue(symmetric: Float[Tensor, "*batch n n"]) -> Float[Tensor, 
     finite = exact.isfinite().all(-1).all(-1)
     exact = torch.where(finite[..., None, None], exact, 0.0)  # LAPACK refuses NaN
     if _large(exact, exact.shape[-1]):
-        found = _each(exact, lambda matrix: lambda vector: matrix @ vector)
+        largest = _each(exact, lambda matrix: lambda vector: matrix @ vector)
     else:
-        found = torch.linalg.eigvalsh(exact)[..., -1]
-    return torch.where(finite, found, torch.nan)
+        largest = torch.linalg.eigvalsh(exact)[..., -1]
+    return torch.where(finite, largest, torch.nan)
 
 
 def largest_square(rows: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
@@ -122,8 +122,8 @@ def _large(matrices: Tensor, size: int) -> bool:
 
 def _each(matrices: Float[Tensor, "*batch row n"], product: Callable[[np.ndarray], Product]) -> Tensor:
     flat = matrices.flatten(0, -3).numpy() if matrices.dim() > 2 else matrices[None].numpy()
-    found = [_by_arpack(product(each), each.shape[-1]) for each in flat]
-    return torch.tensor(found, dtype=torch.float64).view(matrices.shape[:-2])
+    eigenvalues = [_by_arpack(product(matrix), matrix.shape[-1]) for matrix in flat]
+    return torch.tensor(eigenvalues, dtype=torch.float64).view(matrices.shape[:-2])
 
 
 def _by_arpack(product: Product, size: int) -> float:

@@ -48,8 +48,8 @@ def first_tensor(output: Any) -> Tensor | None:
 
 def stream_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The residual stream that a block is called with."""
-    found = kwargs.get("hidden_states", args[0] if args else None)
-    return found if isinstance(found, Tensor) and found.dim() == 3 else None
+    stream = kwargs.get("hidden_states", args[0] if args else None)
+    return stream if isinstance(stream, Tensor) and stream.dim() == 3 else None
 
 
 def find_parts(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str, Parts]:
@@ -57,14 +57,14 @@ def find_parts(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict
 
     `forward` runs the model on a few short sequences.
     """
-    found: dict[str, Parts] = {}
+    parts: dict[str, Parts] = {}
     with ExitStack() as stack, torch.no_grad():
         for site in plan.sites:
             if site.block is not None and not site.cross:
-                for hooks in _Search(model, site.block, site.module, found).hooks():
+                for hooks in _Search(model, site.block, site.module, parts).hooks():
                     stack.enter_context(hooks)
         forward()
-    return found
+    return parts
 
 
 class _Search:
@@ -95,10 +95,10 @@ class _Search:
 
     def _keep(self, path: str, kept: dict[str, Tensor]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            own = first_tensor(output)
-            if own is not None and self.x is not None and own.shape == self.x.shape:
+            tensor = first_tensor(output)
+            if tensor is not None and self.x is not None and tensor.shape == self.x.shape:
                 kept.pop(path, None)  # the order of the last calls
-                kept[path] = own
+                kept[path] = tensor
 
         return hook
 

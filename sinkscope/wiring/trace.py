@@ -158,9 +158,11 @@ class _Trace:
             constant = value.constant + torch.einsum("gvd,d->gv", value.weight, norm.bias)
             rank_w = self._rank_w(site, value.weight * norm.gain)
         if query is not None and key is not None:
-            read_by_query, read_by_key = (found.weight * norm.gain for found in (query, key))
+            read_by_query, read_by_key = (projection.weight * norm.gain for projection in (query, key))
             rank_qk = stable_rank(read_by_query.mT, read_by_key.mT)
-            factors = [one_factor(found, signal, z) for found, signal in ((query, call.query), (key, call.key))]
+            factors = [
+                one_factor(projection, signal, z) for projection, signal in ((query, call.query), (key, call.key))
+            ]
             if None not in factors:
                 scale *= math.prod(factor for factor in factors if factor is not None)
                 cost_qk = weight_cost(read_by_query, read_by_key)
@@ -231,8 +233,8 @@ def one_factor(projection: Projection, signal: Float[Tensor, "batch head token d
     None where that number is another one for each token, as behind a norm over each head.
     """
     made = torch.einsum("btc,hdc->bhtd", as_float64(z), projection.weight) + projection.constant[:, None]
-    found = torch.linalg.vector_norm(as_float64(signal), dim=-1)
-    ratio = (found / torch.linalg.vector_norm(made, dim=-1)).flatten()
+    lengths = torch.linalg.vector_norm(as_float64(signal), dim=-1)
+    ratio = (lengths / torch.linalg.vector_norm(made, dim=-1)).flatten()
     ratio = ratio[ratio.isfinite()]
     if not len(ratio):
         return None

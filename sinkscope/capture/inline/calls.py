@@ -58,11 +58,11 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
         return None
     summed = [index for index in first if index in second and index not in out]
     shared = [index for index in out if index in first and index in second]
-    own = [index for index in out if (index in first) != (index in second)]
-    if len(summed) != 1 or len(own) != 2 or (own[0] in first) == (own[1] in first):
+    kept = [index for index in out if (index in first) != (index in second)]
+    if len(summed) != 1 or len(kept) != 2 or (kept[0] in first) == (kept[1] in first):
         return None
     left, right = operands
-    if own[0] in second:
+    if kept[0] in second:
         first, second, left, right = second, first, right, left
     if len(first) != len(shared) + 2 or len(second) != len(shared) + 2:
         return None
@@ -71,9 +71,9 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
         return tensor.permute([names.index(index) for index in order])
 
     return Product(
-        axes(left, first, [*shared, own[0], summed[0]]),
-        axes(right, second, [*shared, summed[0], own[1]]),
-        axes(result, out, [*shared, *own]),
+        axes(left, first, [*shared, kept[0], summed[0]]),
+        axes(right, second, [*shared, summed[0], kept[1]]),
+        axes(result, out, [*shared, *kept]),
         (left, right),
     )
 
@@ -81,7 +81,7 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
 def _spelled_out(equation: str, operands: Any) -> str:
     """The equation with letters in place of `...`; unchanged where the operands disagree on how many axes it covers."""
     terms = equation.partition("->")[0].split(",")
-    hidden = {each.dim() - len(term) + 3 for term, each in zip(terms, operands, strict=False) if "..." in term}
+    hidden = {operand.dim() - len(term) + 3 for term, operand in zip(terms, operands, strict=False) if "..." in term}
     if len(hidden) != 1:
         return equation
     free = [letter for letter in ascii_letters if letter not in equation]

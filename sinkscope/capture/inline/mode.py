@@ -189,7 +189,7 @@ class InlineWatch(TorchFunctionMode):
 
 def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
     first = softmaxes[0]
-    same = all(other.matched is first.matched for other in softmaxes)
+    same = all(softmax.matched is first.matched for softmax in softmaxes)
     return replace(
         first,
         plain=first.plain and same and name in SAME_VALUES,
@@ -199,8 +199,8 @@ def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call of a dropout function sets anything to 0."""
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-    return bool(given.get("training", given.get("train", True))) and given.get("p", 0.5) > 0
+    arguments = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    return bool(arguments.get("training", arguments.get("train", True))) and arguments.get("p", 0.5) > 0
 
 
 def _before_dropout(after: _Softmax, args: Any, kwargs: dict[str, Any]) -> _Softmax:
@@ -215,7 +215,7 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, Tensor))
+            yield from (element for element in value if isinstance(element, Tensor))
 
 
 def is_function(name: str, module: nn.Module) -> bool:

@@ -105,8 +105,8 @@ class _MapWalk:
         if stop == EARLY:
             self.early = self.columns[..., :EARLY].clone()
             self.early_seen_by = self.seen_by[..., :EARLY].clone()
-        own, before = shares.diagonal(start, -2, -1), shares.diagonal(start - 1, -2, -1)
-        self.diagonal[..., start : start + own.shape[-1]] = own
+        diagonal, before = shares.diagonal(start, -2, -1), shares.diagonal(start - 1, -2, -1)
+        self.diagonal[..., start : start + diagonal.shape[-1]] = diagonal
         skip = 1 if start == 0 else 0
         self.previous[..., start + skip : start + skip + before.shape[-1]] = before
 

@@ -206,7 +206,7 @@ class _Split:
         self.output[..., rows, :] = mixed.view(*weights.shape[:-1], -1) / norm.unsqueeze(-1)
 
     def finish(self) -> RegionSums:
-        first, recent, distant = (each.flatten(1, 2) for each in (self.first, self.recent, self.distant))
+        first, recent, distant = (sums.flatten(1, 2) for sums in (self.first, self.recent, self.distant))
         return RegionSums(first, recent, distant, self.output.flatten(1, 2).transpose(1, 2))
 
 

@@ -137,7 +137,7 @@ class _Launch:
         self.call = call
         self.batch, self.heads, self.queries, self.width = call.query.shape
         self.keys, self.value_width = call.key.shape[2], call.value.shape[-1]
-        self.inputs = [_dense(each) for each in (call.query, call.key, call.value)]
+        self.inputs = [_dense(tensor) for tensor in (call.query, call.key, call.value)]
         self.triangle, self.masked = _kind(call.visible, self.queries)
         self.padded_value = power(self.value_width)
         masked = self.masked or call.bias is not None

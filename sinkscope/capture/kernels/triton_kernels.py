@@ -54,12 +54,12 @@ def dots(
     if SLICE < BLOCK_D:
         products = tl.zeros([OURS, THEIRS], tl.float32)
         for left in range(0, BLOCK_D, SLICE):
-            mine = tile(ours, our_stride, our_first, our_count, left, WIDTH, OURS, SLICE)
-            other = tile(theirs, their_stride, their_first, their_count, left, WIDTH, THEIRS, SLICE)
-            products = tl.dot(mine, tl.trans(other), products, input_precision="ieee")
+            our_tile = tile(ours, our_stride, our_first, our_count, left, WIDTH, OURS, SLICE)
+            their_tile = tile(theirs, their_stride, their_first, their_count, left, WIDTH, THEIRS, SLICE)
+            products = tl.dot(our_tile, tl.trans(their_tile), products, input_precision="ieee")
     else:
-        other = tile(theirs, their_stride, their_first, their_count, 0, WIDTH, THEIRS, BLOCK_D)
-        products = tl.dot(held, tl.trans(other), input_precision="ieee")
+        their_tile = tile(theirs, their_stride, their_first, their_count, 0, WIDTH, THEIRS, BLOCK_D)
+        products = tl.dot(held, tl.trans(their_tile), input_precision="ieee")
     return products
 
 
@@ -233,7 +233,7 @@ def row_sums(
 
     peak, total, spread = zero + FLOOR, zero, zero  # over keys 1..: max s, sum e^(s - peak), that times (s - peak)
     gap, counted = zero, zero
-    own, before = zero + FLOOR, zero + FLOOR
+    diagonal, before = zero + FLOOR, zero + FLOOR
     mixed = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     begin, end = tl.load(reach + 2 * block), tl.load(reach + 2 * block + 1)
     for step in range(begin, end):
@@ -254,7 +254,7 @@ def row_sums(
             ahead = low + left - (start + top)
             if (ahead < BLOCK_M) & (ahead + BLOCK_N >= 0):  # the tile touches the diagonal or the one below it
                 behind = (start + at_row)[:, None] - (low + at_column)[None, :]
-                own = tl.maximum(own, tl.max(tl.where(seen & (behind == 0), logits, FLOOR), 1))
+                diagonal = tl.maximum(diagonal, tl.max(tl.where(seen & (behind == 0), logits, FLOOR), 1))
                 before = tl.maximum(before, tl.max(tl.where(seen & (behind == 1), logits, FLOOR), 1))
         others = seen & (low + at_column > 0)[None, :]
         weights, fade, peak, total, spread = online(logits, others, peak, total, spread)
@@ -272,9 +272,9 @@ def row_sums(
     if GAP:
         tl.store(sums + at + 5 * plane, gap / tl.maximum(counted, 1.0), mask=real)
     if SQUARE:
-        own = tl.where(own > LOWEST, tl.exp(own - highest), 0.0)
+        diagonal = tl.where(diagonal > LOWEST, tl.exp(diagonal - highest), 0.0)
         before = tl.where(before > LOWEST, tl.exp(before - highest), 0.0)
-        tl.store(sums + at + 6 * plane, own * inverse, mask=real)
+        tl.store(sums + at + 6 * plane, diagonal * inverse, mask=real)
         tl.store(sums + at + 7 * plane, before * inverse, mask=real)
 
     mixed *= (fade * inverse)[:, None]

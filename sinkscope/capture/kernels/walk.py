@@ -344,9 +344,9 @@ class UnnormalisedWalk(Walk):
         if seen.low == 0:
             self.first[..., rows] = weights[..., 0]
             self.largest[..., rows] = (sizes[..., 0] >= sizes.amax(-1)) & (sizes[..., 0] > 0)
-        one = torch.ones_like(self.total[..., rows])
-        self._column_sums(seen, weights, one, stop)
-        self._output(rows, seen, weights, one)
+        ones = torch.ones_like(self.total[..., rows])
+        self._column_sums(seen, weights, ones, stop)
+        self._output(rows, seen, weights, ones)
 
     def finish(self) -> tuple[Tensor, AttentionSums]:
         output, sums = super().finish()

@@ -80,10 +80,10 @@ def run(loop: Callable[..., None], *arguments: Any) -> None:
     """Runs a loop on as many threads as torch uses. A loop's last two arguments, which `arguments` lack, are the first
     item that a call takes and the distance to its next one."""
     count = torch.get_num_threads()
-    others = [_pool(count).submit(loop, *arguments, turn, count) for turn in range(1, count)]
+    jobs = [_pool(count).submit(loop, *arguments, turn, count) for turn in range(1, count)]
     loop(*arguments, 0, count)
-    for other in others:
-        other.result()
+    for job in jobs:
+        job.result()
 
 
 @functools.cache

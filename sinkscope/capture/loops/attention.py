@@ -69,8 +69,8 @@ def _largest(line):
     bits = line.view(np.int32)
     largest = np.int32(LEAST_BITS)
     for place in range(len(bits)):
-        one = bits[place]
-        largest = max(largest, np.int32(one ^ ((one >> 31) & MAGNITUDE)))
+        pattern = bits[place]
+        largest = max(largest, np.int32(pattern ^ ((pattern >> 31) & MAGNITUDE)))
     return np.int32(largest ^ ((largest >> 31) & MAGNITUDE)).view(np.float32)
 
 
@@ -167,11 +167,11 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
                 if sees_first:
                     sums[FIRST, sequence, head, query] = seen[0]
                     largest[sequence, head, query] = logit >= top
-            own = query - low
-            if 0 <= own < width:
-                sums[DIAGONAL, sequence, head, query] = line[own]
-            if 0 < own <= width:
-                sums[PREVIOUS, sequence, head, query] = line[own - 1]
+            diagonal = query - low
+            if 0 <= diagonal < width:
+                sums[DIAGONAL, sequence, head, query] = line[diagonal]
+            if 0 < diagonal <= width:
+                sums[PREVIOUS, sequence, head, query] = line[diagonal - 1]
 
 
 @compiled(GAPS)

@@ -24,12 +24,12 @@ class Compilation:
     @contextmanager
     def told(self, tell: Tell) -> Iterator[None]:
         """Calls `tell` in the block, where this thread waits for a compilation."""
-        own = threading.get_ident()
-        self._tell[own] = tell
+        thread = threading.get_ident()
+        self._tell[thread] = tell
         try:
             yield
         finally:
-            del self._tell[own]
+            del self._tell[thread]
 
     @contextmanager
     def awaited(self) -> Iterator[None]:

@@ -58,12 +58,12 @@ def read_inputs(x, divisor, of_tokens, of_features, counts, begin, step):
         for feature in range(width):
             of_features[sequence, feature] = np.int32(largest[feature]).view(np.float32)
         for token in range(tokens):
-            bits, own = x[sequence, token].view(np.int32), _bound(of_tokens[sequence, token] / divisor)
+            bits, token_bound = x[sequence, token].view(np.int32), _bound(of_tokens[sequence, token] / divisor)
             in_tensor, in_token = np.int32(0), np.int32(0)
             for feature in range(width):
                 size = np.int32(bits[feature] & MAGNITUDE)
                 in_tensor += np.int32(size <= whole)
-                in_token += np.int32(size <= own)
+                in_token += np.int32(size <= token_bound)
             zeros = width - counts[ENTRIES, sequence, token]  # where there is a bound, no entry is NaN
             counts[LOST_IN_TENSOR, sequence, token] = in_tensor - zeros if whole >= 0 else 0
-            counts[LOST_IN_TOKEN, sequence, token] = in_token - zeros if own >= 0 else 0
+            counts[LOST_IN_TOKEN, sequence, token] = in_token - zeros if token_bound >= 0 else 0

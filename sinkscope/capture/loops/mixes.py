@@ -91,9 +91,9 @@ def _spread(rows, head, tokens, mean):
     """The mean squared distance of all rows but the first from `mean`."""
     spread = 0.0
     for token in range(tokens):
-        own, square = row(rows, head, token + 1), np.float32(0.0)
+        vector, square = row(rows, head, token + 1), np.float32(0.0)
         for channel in range(len(mean)):
-            square += (own[channel] - mean[channel]) * (own[channel] - mean[channel])
+            square += (vector[channel] - mean[channel]) * (vector[channel] - mean[channel])
         spread += square
     return spread / tokens
 
@@ -150,9 +150,9 @@ def add_mixes(
             x = row(read, head, token)
             for mix in range(mixes):
                 if mix == IDENTITY:
-                    y, own = row(values, group, token + 1), row(out, head, token + 1)
+                    y, y_out = row(values, group, token + 1), row(out, head, token + 1)
                 elif mix == ATTENTION:
-                    y, own = row(attended, head, token), row(attended_out, head, token)
+                    y, y_out = row(attended, head, token), row(attended_out, head, token)
                 else:
                     if causal:
                         _add(value_sum, row(values, group, token + 1))
@@ -160,10 +160,10 @@ def add_mixes(
                     seen_so_far = token + 2 if causal else tokens + 1
                     _divide(value_sum, seen_so_far, mixed)
                     _divide(out_sum, seen_so_far, mixed_out)
-                    y, own = mixed, mixed_out
+                    y, y_out = mixed, mixed_out
                 around, along = _products(x, mean, y)
                 size = squares[token] + 2 * (around + along)
-                weight = _weigh(x, y, own, size, few_moved[mix], few_seen[mix], few_written[mix])
+                weight = _weigh(x, y, y_out, size, few_moved[mix], few_seen[mix], few_written[mix])
                 weights[mix, head, token] = weight
                 weighed[mix] += weight
                 if mix == IDENTITY:

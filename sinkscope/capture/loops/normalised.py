@@ -71,7 +71,7 @@ def read_normalised(
     for sequence in range(begin, sequences, step):
         total, x_total, units = np.zeros(width), np.zeros(width), np.zeros(width)
         for token in range(tokens):
-            line, own = row(x, sequence, token), normalised[sequence, token]
+            line, normed = row(x, sequence, token), normalised[sequence, token]
             factor, shift = np.float32(1.0), np.float32(0.0)
             if not absent:
                 factor, shift = _fit(line, row(z, sequence, token), gain, bias, centred)
@@ -79,7 +79,7 @@ def read_normalised(
             size = 0.0
             for channel in range(width):
                 value = factor * (line[channel] - shift)
-                own[channel] = value
+                normed[channel] = value
                 total[channel] += value
                 x_total[channel] += line[channel]
                 size += float(line[channel]) * float(line[channel])
@@ -91,10 +91,10 @@ def read_normalised(
         facts[MEAN_SQUARE], facts[X_MEAN_SQUARE] = _mean(total, tokens, mean), _mean(x_total, tokens, x_mean)
         facts[SPREAD], facts[JOINT], facts[X_SPREAD], facts[X_UNIT_SQUARE] = 0.0, 0.0, 0.0, (units * units).sum()
         for token in range(tokens):
-            line, own, apart = row(x, sequence, token), normalised[sequence, token], around[sequence, token]
+            line, normed, apart = row(x, sequence, token), normalised[sequence, token], around[sequence, token]
             spread, joint, x_spread = np.float32(0.0), np.float32(0.0), np.float32(0.0)
             for channel in range(width):
-                here, there = own[channel] - mean[channel], line[channel] - x_mean[channel]
+                here, there = normed[channel] - mean[channel], line[channel] - x_mean[channel]
                 apart[channel] = there
                 spread += here * here
                 joint += here * there

@@ -137,13 +137,13 @@ def read_medians(x, medians, begin, step):
         while upto <= upper:
             last += 1
             upto += counts[last]
-        found = 0
+        filled = 0
         for place in range(count):
             size = bits[place] & MAGNITUDE
             if first <= (size >> COARSE) <= last:
-                near[found] = size
-                found += 1
-        middle = (_ranked(near[:found], lower - below) + _ranked(near[:found], upper - below)) / np.float32(2.0)
+                near[filled] = size
+                filled += 1
+        middle = (_ranked(near[:filled], lower - below) + _ranked(near[:filled], upper - below)) / np.float32(2.0)
         medians[row] = np.float32(np.nan) if np.isnan(_peak(x[row])) else middle
 
 

@@ -122,16 +122,16 @@ def identity(mask: Tensor | None) -> tuple[Any, ...]:
 
 def _cut(ranges: Ranges, index: Any) -> Ranges | None:
     """The ranges after plain slices; None for any other index, and where the head axis is sliced."""
-    given = list(index) if isinstance(index, tuple) else [index]
-    if given.count(Ellipsis) == 1:
-        place = given.index(Ellipsis)
-        given[place : place + 1] = [slice(None)] * (len(ranges) - len(given) + 1)
-    given += [slice(None)] * (len(ranges) - len(given))
-    if len(given) != len(ranges) or not all(isinstance(one, slice) and one.step in (None, 1) for one in given):
+    slices = list(index) if isinstance(index, tuple) else [index]
+    if slices.count(Ellipsis) == 1:
+        place = slices.index(Ellipsis)
+        slices[place : place + 1] = [slice(None)] * (len(ranges) - len(slices) + 1)
+    slices += [slice(None)] * (len(ranges) - len(slices))
+    if len(slices) != len(ranges) or not all(isinstance(part, slice) and part.step in (None, 1) for part in slices):
         return None
     cut = []
-    for one, (start, stop) in zip(given, ranges, strict=True):
-        low, high, _ = one.indices(stop - start)
+    for part, (start, stop) in zip(slices, ranges, strict=True):
+        low, high, _ = part.indices(stop - start)
         cut.append((start + low, start + max(low, high)))
     return None if cut[1] != ranges[1] else tuple(cut)
 
@@ -158,14 +158,14 @@ def _lazily(original: Callable[..., Tensor | None], large: int) -> Callable[...,
     """Wraps a function of transformers' mask interface: it returns a LazyMask in place of a large mask."""
 
     def make(*args: Any, **kwargs: Any) -> Tensor | None:
-        given = mask_arguments(original, args, kwargs)
-        batch, queries, keys = mask_sizes(given)
+        arguments = mask_arguments(original, args, kwargs)
+        batch, queries, keys = mask_sizes(arguments)
         if batch * queries * keys < large:
-            return original(**given)
+            return original(**arguments)
         try:  # returns without calling the mask function where transformers leaves the mask out (None)
-            return original(**asking(given, _raise_mask_needed))
+            return original(**asking(arguments, _raise_mask_needed))
         except _MaskNeeded:
-            part = _strip_maker(original, given)
+            part = _strip_maker(original, arguments)
         return made_in_strips(part, batch, queries, keys)
 
     make.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # it may be wrapped once more

@@ -168,8 +168,8 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
     # Results are written into one tensor allocated first: small results kept one by one would keep the allocator from
     # returning each strip's memory.
-    found = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
-    total, starts, ends = found
+    results = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
+    total, starts, ends = results
     for start in range(0, queries, ROWS):
         stop = min(start + ROWS, queries)
         rows = strip(mask, start, stop, 0, keys)

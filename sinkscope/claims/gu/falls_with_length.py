@@ -25,13 +25,15 @@ def find(run: Evidence, subject: Subject) -> Found:
     figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}
     curve = run.run.length_curve
     figures |= {
-        f"mean alpha_0, T = {length}": number(float(own["sink_score"].mean()))
-        for length, own in (curve.groupby("length") if "domain" not in curve else [])
+        f"mean alpha_0, T = {length}": number(float(points["sink_score"].mean()))
+        for length, points in (curve.groupby("length") if "domain" not in curve else [])
     }
     if not short.value:
         return not_tested("no head has a sink at T = 64", figures)
-    each = [(own > EPSILON).groupby(rows["sequence"]).mean() for own in (rows["sink_score"], rows["sink_score_t64"])]
-    return Found(mean(each[0] / each[1].mean()), number(_by_threshold(figures, whole)), figures)
+    rates = [
+        (scores > EPSILON).groupby(rows["sequence"]).mean() for scores in (rows["sink_score"], rows["sink_score_t64"])
+    ]
+    return Found(mean(rates[0] / rates[1].mean()), number(_by_threshold(figures, whole)), figures)
 
 
 def _by_threshold(figures: dict[str, Number], whole: Number) -> float:

@@ -26,11 +26,11 @@ def find(run: Evidence, subject: Subject) -> Found:
     except NotTested as reason:
         figures["random and repeated tokens"] = Number(f"not measured: {reason}")
     else:
-        for each in controls.run.manifest.data:
-            found = controls.sequences_of(each.domain)
-            figures[f"sink rate on {each.spec} tokens"] = rate(found, "sink_score")
-            figures[f"mean alpha_0 on {each.spec} tokens"] = controls.of_heads("sink_score", each.domain)
-            figures[f"the first token of {each.spec} tokens is BOS"] = _is_bos(each.first_token)
+        for data in controls.run.manifest.data:
+            sequences = controls.sequences_of(data.domain)
+            figures[f"sink rate on {data.spec} tokens"] = rate(sequences, "sink_score")
+            figures[f"mean alpha_0 on {data.spec} tokens"] = controls.of_heads("sink_score", data.domain)
+            figures[f"the first token of {data.spec} tokens is BOS"] = _is_bos(data.first_token)
         contrast = figures.get("sink rate on random tokens")
     return Found(rate(rows, column), contrast, figures)
 
@@ -42,8 +42,8 @@ def rate(rows: pd.DataFrame, column: str, epsilon: float = EPSILON) -> Number:
 
 
 def _is_bos(first: FirstToken | None) -> Number:
-    known = None if first is None else first.is_bos
-    return Number("-" if known is None else "yes" if known else "no")
+    bos = None if first is None else first.is_bos
+    return Number("-" if bos is None else "yes" if bos else "no")
 
 
 CLAIM = Claim(

@@ -13,10 +13,10 @@ def find(run: Evidence, subject: Subject) -> Found:
     if by_old_alpha(run.run.manifest):
         return not_tested("its alpha_k counted queries, too, from which a window hides key k: scan the model again")
     table = run.run.measured["first"]
-    known = table["alpha_0_bos_first"].notna() & table["verdict"].notna()
-    sinks = table[known & (table["alpha_0_bos_first"] > EPSILON)]
+    judged = table["alpha_0_bos_first"].notna() & table["verdict"].notna()
+    sinks = table[judged & (table["alpha_0_bos_first"] > EPSILON)]
     figures = {"heads with a sink on BOS at position 0": share(table["alpha_0_bos_first"] > EPSILON)}
-    if not known.any():
+    if not judged.any():
         return not_tested("nothing says where its sinks go without BOS, or with BOS elsewhere", figures)
     if sinks.empty:
         return not_tested("no head has a sink on BOS", figures)

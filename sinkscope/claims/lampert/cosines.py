@@ -33,7 +33,7 @@ def find(run: Evidence, subject: Subject) -> Found:
     aligned = heads.merge(layers[["module", "cos_first_input_min"]], on="module")
     rows = aligned[(aligned["sink_rows"] >= SINKING) & aligned["off_rate"].notna()]
     figures["heads with sink rows in aligned layers whose sink rows are off"] = share(
-        (1 - each.sunk_not_off / each.sink_rows) >= 0.9 for each in rows[rows["cos_first_input_min"] > 0].itertuples()
+        (1 - head.sunk_not_off / head.sink_rows) >= 0.9 for head in rows[rows["cos_first_input_min"] > 0].itertuples()
     )
     if "alignment_openness" in heads:  # runs of 0.1 have no such column
         figures |= _dose(heads)
@@ -42,15 +42,13 @@ def find(run: Evidence, subject: Subject) -> Found:
 
 def _dose(heads: pd.DataFrame) -> dict[str, Number]:
     """Whether a head writes less in the rows of better aligned tokens: heads with sink rows, and all others."""
-    known = heads[heads["alignment_openness"].notna()]
-    sunk = known["sink_rows"] >= SINKING
+    rows = heads[heads["alignment_openness"].notna()]
+    sunk = rows["sink_rows"] >= SINKING
     words = "better aligned rows write less (`alignment_openness` < 0)"
     return {
-        f"heads with sink rows in which {words}": share(known["alignment_openness"][sunk] < 0),
-        f"other heads in which {words}": share(known["alignment_openness"][~sunk] < 0),
-        "median `alignment_openness` of heads with sink rows": number(
-            float(known["alignment_openness"][sunk].median())
-        ),
+        f"heads with sink rows in which {words}": share(rows["alignment_openness"][sunk] < 0),
+        f"other heads in which {words}": share(rows["alignment_openness"][~sunk] < 0),
+        "median `alignment_openness` of heads with sink rows": number(float(rows["alignment_openness"][sunk].median())),
     }
 
 

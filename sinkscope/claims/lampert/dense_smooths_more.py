@@ -34,9 +34,9 @@ def find(run: Evidence, subject: Subject) -> Found:
 def _signs(words: str, column: str, by: dict[str, pd.DataFrame]) -> dict[str, Number]:
     """How many heads of each condition have a value above 0."""
     named = {"smooths": "should smooth", "sharpens": "should sharpen", "neither": "meet neither condition"}
-    found = {f"{words}, of heads that {named[name]}": share(rows[column] > 0) for name, rows in by.items()}
+    figures = {f"{words}, of heads that {named[name]}": share(rows[column] > 0) for name, rows in by.items()}
     all_rows = pd.concat(by.values())
-    return found | {f"{words}, median": number(float(all_rows[column].median()), 6)}
+    return figures | {f"{words}, median": number(float(all_rows[column].median()), 6)}
 
 
 def _walked(by: dict[str, pd.DataFrame]) -> dict[str, Number]:
@@ -46,15 +46,15 @@ def _walked(by: dict[str, pd.DataFrame]) -> dict[str, Number]:
         "sharpens": ("rises all along, of heads that should sharpen", "rises"),
         "neither": ("falls, then rises, of heads that meet neither condition", "turns"),
     }
-    found = {
+    figures = {
         f"from each token's own value to uniform attention the spread {words}": share(by[name]["spread_path"] == path)
         for name, (words, path) in named.items()
     }
     for name, words, sign in (("smooths", "rises in both halves, of heads that should smooth", 1),
                               ("sharpens", "falls in both halves, of heads that should sharpen", -1)):  # fmt: skip
         walk = by[name][["avgcos_identity", "avgcos_half", "avgcos_uniform"]].diff(axis=1).iloc[:, 1:]
-        found[f"there the mean cosine {words}"] = share((sign * walk > 0).all(axis=1))
-    return found
+        figures[f"there the mean cosine {words}"] = share((sign * walk > 0).all(axis=1))
+    return figures
 
 
 CLAIM = Claim(

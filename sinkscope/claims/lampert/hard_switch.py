@@ -30,8 +30,8 @@ def find(run: Evidence, subject: Subject) -> Found:
             for name in ("sink_rows", "off_rate", "open_q50", "from_sink", "constant_share", "ov_drain")
         },
     }
-    other = (1 - sunk).sum()
-    return Found(share(both / sunk >= AS_OFF), number((off - both).sum() / other if other else float("nan")), figures)
+    rest = (1 - sunk).sum()
+    return Found(share(both / sunk >= AS_OFF), number((off - both).sum() / rest if rest else float("nan")), figures)
 
 
 CLAIM = Claim(

@@ -14,7 +14,7 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
     heads = run.need("communication", "self_mass", "from_self")
-    own = heads[heads["self_mass"] >= DIAGONAL]
+    diagonal = heads[heads["self_mass"] >= DIAGONAL]
     least, most = heads.loc[heads["communication"].idxmin()], heads.loc[heads["self_mass"].idxmax()]
     figures = {
         "heads with `self_mass` of 0.5 or more": share(heads["self_mass"] >= DIAGONAL),
@@ -25,11 +25,13 @@ def find(run: Evidence, subject: Subject) -> Found:
         "its `communication`": run.of_head(most, "communication"),
         "its `from_self`": run.of_head(most, "from_self"),
     }
-    if own.empty:
+    if diagonal.empty:
         told = f"the largest `self_mass` is {most['self_mass']:.3f}, of head {most['layer']}.{most['head']}"
         return not_tested(f"no head has half of its mass on its own token ({told})", figures)
     others = heads[heads["self_mass"] < DIAGONAL]
-    return Found(number(float(own["communication"].median())), number(float(others["communication"].median())), figures)
+    return Found(
+        number(float(diagonal["communication"].median())), number(float(others["communication"].median())), figures
+    )
 
 
 CLAIM = Claim(

@@ -16,34 +16,34 @@ def find(run: Evidence, subject: Subject) -> Found:
     run.need("cost_sink_lower_qk", "cost_sink_upper_qk")
     table = run.of_text("smoothing").drop(columns=["stream", "layer"]).merge(run.heads[["module", "head", "bos_mass",
         "self_mass"]], on=["module", "head"])  # fmt: skip
-    known = table[(table["sink_margin_pairs"] > 0) & table["cheaper_qk"].notna()]
+    heads = table[(table["sink_margin_pairs"] > 0) & table["cheaper_qk"].notna()]
     figures = {"heads whose first token leads every other key, on average": share(table["sink_margin_pairs"] > 0)}
-    if known.empty:
+    if heads.empty:
         return not_tested("no head's first token leads every other key", figures)
     figures |= {
         "`cost_diagonal_lower_qk` / `cost_sink_upper_qk`, geometric mean": _ratio(
-            known["cost_diagonal_lower_qk"] / known["cost_sink_upper_qk"]
+            heads["cost_diagonal_lower_qk"] / heads["cost_sink_upper_qk"]
         ),
         "share of `cost_sink_upper_value` in the sink's upper bound": number(
             float(
-                (known["cost_sink_upper_value"] / (known["cost_sink_upper_value"] + known["cost_sink_upper_qk"])).mean()
+                (heads["cost_sink_upper_value"] / (heads["cost_sink_upper_value"] + heads["cost_sink_upper_qk"])).mean()
             )
         ),
         "the paper's lower bound of the diagonal above the sink's upper term": share(
-            known["cost_diagonal_lower_paper"] > known["cost_sink_upper_qk"]
+            heads["cost_diagonal_lower_paper"] > heads["cost_sink_upper_qk"]
         ),
-        "`token_span`, mean": number(float(known["token_span"].mean()), 1),
-        "`cost_qk` of the heads themselves, mean": number(float(known["cost_qk"].mean()), 1),
+        "`token_span`, mean": number(float(heads["token_span"].mean()), 1),
+        "`cost_qk` of the heads themselves, mean": number(float(heads["cost_qk"].mean()), 1),
         "heads with `bos_mass` above 0.5": share(table["bos_mass"] > 0.5),
         "heads with `self_mass` above 0.5": share(table["self_mass"] > 0.5),
     }
-    if "cheaper_groups" in known:
+    if "cheaper_groups" in heads:
         figures |= {
-            "the deciding share with C as clusters (`token_groups`)": share(known["cheaper_groups"].dropna() == "sink"),
-            "heads whose first token leads, in layers whose tokens are one cluster": share(known["token_groups"] == 1),
-            "largest `token_groups`, mean of a layer": number(float(known["token_groups"].max()), 1),
+            "the deciding share with C as clusters (`token_groups`)": share(heads["cheaper_groups"].dropna() == "sink"),
+            "heads whose first token leads, in layers whose tokens are one cluster": share(heads["token_groups"] == 1),
+            "largest `token_groups`, mean of a layer": number(float(heads["token_groups"].max()), 1),
         }
-    return Found(share(known["cheaper_qk"] == "sink"), share(known["cheaper_block"] == "sink"), figures)
+    return Found(share(heads["cheaper_qk"] == "sink"), share(heads["cheaper_block"] == "sink"), figures)
 
 
 def _ratio(values: pd.Series) -> Number:

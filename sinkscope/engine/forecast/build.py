@@ -61,12 +61,12 @@ class Workload:
 def pieces_of(sequences: int, length: int, device: torch.device, batch_size: int | None) -> list[tuple[int, int]]:
     """(sequences, length) of each pass that a scan makes over one domain, while memory suffices."""
     size = batch_size or min(sequences, chosen_batch(length, device))
-    found, left = [], sequences
+    pieces, left = [], sequences
     while left:
         taken = not_square(min(size, left), length)
-        found.append((taken, length))
+        pieces.append((taken, length))
         left -= taken
-    return found
+    return pieces
 
 
 def built(outline: Outline, look: Look, workload: Workload) -> Forecast:
@@ -78,7 +78,7 @@ def built(outline: Outline, look: Look, workload: Workload) -> Forecast:
     largest = max(workload.pieces, key=lambda piece: piece[0] * piece[1] ** 2, default=(0, 0))
     costs = _costs(outline, look, largest, workload, notes)
     passes = [*workload.others, *_over_text(workload)]
-    flops = None if costs is None else sum(costs.flops(each.sequences, each.length) for each in passes)
+    flops = None if costs is None else sum(costs.flops(entry.sequences, entry.length) for entry in passes)
     if costs is not None and flops and any(workload.starts):
         left_out = sum(sum(costs.layers[:start]) for start in workload.starts)
         left_out = left_out * sum(count for count, _ in workload.pieces) // costs.sequences
@@ -95,7 +95,7 @@ def built(outline: Outline, look: Look, workload: Workload) -> Forecast:
         workload.kept, str(workload.device), free_bytes(workload.device),
     )  # fmt: skip
     held = None if costs is None else weights + costs.activations + costs.watching + workload.logits
-    calls = sum(each.passes for each in passes) * len(sites)
+    calls = sum(entry.passes for entry in passes) * len(sites)
     dtype = outline.facts["dtype"]
     config = model.config
     return Forecast(
@@ -109,8 +109,8 @@ def built(outline: Outline, look: Look, workload: Workload) -> Forecast:
         found_by=CONFIGURATION if look.plan is None else DRY,
         why=look.why,
         attention=attention,
-        layers=sum(each.calls for each in attention),
-        heads=sum(each.calls * each.heads for each in attention),
+        layers=sum(kind.calls for kind in attention),
+        heads=sum(kind.calls * kind.heads for kind in attention),
         unread=[] if look.plan is None else list(look.plan.unread),
         memory=memory,
         passes=passes,
@@ -143,18 +143,18 @@ def _costs(
 
 
 def _over_text(workload: Workload) -> list[Passes]:
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_length: dict[int, list[tuple[int, int]]] = {}
     for piece in workload.pieces:
-        found.setdefault(piece[1], []).append(piece)
+        by_length.setdefault(piece[1], []).append(piece)
     return [
-        Passes(workload.what, workload.times * len(own), workload.times * sum(count for count, _ in own), length)
-        for length, own in found.items()
+        Passes(workload.what, workload.times * len(pieces), workload.times * sum(count for count, _ in pieces), length)
+        for length, pieces in by_length.items()
     ]
 
 
-def short_passes(found: Look, checks: Sequence[Passes]) -> list[Passes]:
+def short_passes(look: Look, checks: Sequence[Passes]) -> list[Passes]:
     """The dry run's own passes, then others."""
-    inline = found.plan is not None and found.plan.inline
+    inline = look.plan is not None and look.plan.inline
     return [Passes("find attention", 2 if inline else 1, 2 if inline else 1, DRY_RUN_TOKENS), *checks]
 
 
@@ -193,12 +193,12 @@ def looked(model: nn.Module, inputs: Inputs | None, domains: list[tuple[int, int
     forward, short = Forward(model), inputs(1, DRY_RUN_TOKENS)
     try:
         with Shapes():
-            found = plan(model, lambda: forward(short))
+            call_plan = plan(model, lambda: forward(short))
     except SinkscopeError as error:
         if error.__cause__ is None:
             raise
         return Look(model, None, str(error), None, domains)
-    return Look(model, found, None, inputs, domains)
+    return Look(model, call_plan, None, inputs, domains)
 
 
 def looked_for(outline: Outline, request: Request) -> Look:
@@ -239,18 +239,18 @@ def _signals(outline: Outline, request: Request, forward: Forward) -> Look:
     elif request.audio is not None:
         files = len(sound_paths(Path(request.audio)))
     if forward.signal is None:
-        found = looked(outline.model, token_ids, [])
-        found.notes.append("pictures or sound beside text: how many positions they take is not known before loading")
-        return found
+        look = looked(outline.model, token_ids, [])
+        look.notes.append("pictures or sound beside text: how many positions they take is not known before loading")
+        return look
     shape = _signal_shape(outline.model.config, forward.signal)
     inputs = None if shape is None else (lambda count, length: torch.zeros(count, *shape))
-    found = looked(outline.model, inputs, [])
-    if found.plan is not None:
-        found.domains = [(files or 1, found.plan.positions)]
-        found.notes.append("the size of a picture or recording is the configuration's; a processor may make another")
+    look = looked(outline.model, inputs, [])
+    if look.plan is not None:
+        look.domains = [(files or 1, look.plan.positions)]
+        look.notes.append("the size of a picture or recording is the configuration's; a processor may make another")
     if files is None:
-        found.notes.append("no folder of pictures or recordings is given: the passes are those of one")
-    return found
+        look.notes.append("no folder of pictures or recordings is given: the passes are those of one")
+    return look
 
 
 def _signal_shape(config: Any, name: str) -> tuple[int, ...] | None:
@@ -263,10 +263,10 @@ def _signal_shape(config: Any, name: str) -> tuple[int, ...] | None:
     return (bins, 2 * frames) if isinstance(bins, int) and isinstance(frames, int) else None
 
 
-def attention_of(found: Plan) -> list[Attention]:
+def attention_of(call_plan: Plan) -> list[Attention]:
     """The calls of a plan, those of one kind together, in the order of the first of each."""
     kinds = Counter(
-        (site.stream, str(site.kind), site.path, site.score, site.heads, site.kv_groups) for site in found.sites
+        (site.stream, str(site.kind), site.path, site.score, site.heads, site.kv_groups) for site in call_plan.sites
     )
     return [
         Attention(stream, kind, path, score, count, heads, groups)
@@ -282,7 +282,7 @@ def attention_named(config: Any) -> list[Attention]:
         return []
     groups = getattr(text, "num_key_value_heads", None)
     types = getattr(text, "layer_types", None) or ["full_attention"] * layers
-    names = Counter(str(each).removesuffix("_attention") for each in types)
+    names = Counter(str(layer_type).removesuffix("_attention") for layer_type in types)
     return [
         Attention("text", name, None, "unknown", count, heads, groups if isinstance(groups, int) else heads)
         for name, count in names.items()

@@ -108,9 +108,9 @@ def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, lengt
     text. `width`: channels of the residual stream."""
     curve = len(prefixes(length, quantities.lengths))
     return sum(
-        _kept(each, quantities, site, sequences, length, width, curve)
+        _kept(quantity, quantities, site, sequences, length, width, curve)
         for site in sites
-        for each in quantities.quantities
+        for quantity in quantities.quantities
     )
 
 
@@ -184,8 +184,8 @@ HERE = "here"
 def check_machine(name: str | None) -> None:
     """Raises SinkscopeError for a machine that is not in the table."""
     if name is not None and name.lower() not in (*MACHINES, HERE):
-        known = (HERE, *MACHINES)
-        raise SinkscopeError(f"--machine {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+        machines = (HERE, *MACHINES)
+        raise SinkscopeError(f"--machine {name!r}: choose one of {', '.join(machines)}{did_you_mean(name, machines)}")
 
 
 def estimated(flops: int, calls: int, dtype: str, machine: str | None, device: torch.device) -> Time:
@@ -194,14 +194,14 @@ def estimated(flops: int, calls: int, dtype: str, machine: str | None, device: t
     Raises SinkscopeError for an unknown machine.
     """
     check_machine(machine)
-    found = None
+    listed = None
     if machine is None or machine.lower() == HERE:
         rate, share, name = measured_rate(getattr(torch, dtype), device), SHARE_HERE, f"this machine ({device})"
     else:
-        found = MACHINES[machine.lower()]
-        rate, share, name = found.rates[dtype], UTILISATION, found.name
+        listed = MACHINES[machine.lower()]
+        rate, share, name = listed.rates[dtype], UTILISATION, listed.name
     rate *= share
-    return Time(name, rate, share, found is None, flops / rate + calls * CALL_SECONDS, FACTOR)
+    return Time(name, rate, share, listed is None, flops / rate + calls * CALL_SECONDS, FACTOR)
 
 
 def measured_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURED) -> float:

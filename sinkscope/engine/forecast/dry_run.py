@@ -113,13 +113,13 @@ def _self_check(look: Look) -> list[Passes]:
 
 def _checks(request: Request, look: Look, kinds: Sequence[type[Measurement]]) -> list[Passes]:
     """The passes before the scan, but for the dry run's."""
-    found = []
+    checks = []
     if any(kind.wired for kind in kinds):
-        found.append(Passes("find W_V", 1, 16, 4))
+        checks.append(Passes("find W_V", 1, 16, 4))
     if request.self_check and look.domains:
-        found += _self_check(look)
+        checks += _self_check(look)
     if request.generate is not None:
         sequences = sum(count for count, _ in look.domains)
         look.notes.append("--generate: each token is a pass of its own, which is slower than its operations say")
-        found.append(Passes("generate", sequences * request.generate, sequences * request.generate, 1))
-    return found
+        checks.append(Passes("generate", sequences * request.generate, sequences * request.generate, 1))
+    return checks

@@ -93,4 +93,4 @@ class TokenIdInput(InputKind):
 
 def _can_be_read_twice(given: Any) -> bool:
     rows = given if isinstance(given, list | tuple) else ()
-    return not any(isinstance(each, Iterator) for each in (given, *rows))
+    return not any(isinstance(value, Iterator) for value in (given, *rows))

@@ -51,8 +51,8 @@ class SignalTextInput(InputKind):
     @classmethod
     def check(cls, request: Request) -> None:
         refuse_seq_len(request)
-        given = request.handed
-        token_data({name: given[name] for name in ("input_ids", "attention_mask") if name in given}, None)
+        handed = request.handed
+        token_data({name: handed[name] for name in ("input_ids", "attention_mask") if name in handed}, None)
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         batch = next(batches(self._read.tokens, 0, 1, self.checkpoint.device))

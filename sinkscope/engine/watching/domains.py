@@ -159,17 +159,17 @@ class Watched:
         """What was measured, by domain; without the columns of metrics of others that failed."""
         domains = []
         for corpus in self.reading.corpora:
-            found = [kind.record.values() for kind in self._kinds[corpus.domain]]
+            by_kind = [kind.record.values() for kind in self._kinds[corpus.domain]]
             failed = self.guests.failed
             domains.append(
-                Domain(corpus, {name: values.without(failed) for own in found for name, values in own.items()})
+                Domain(corpus, {name: values.without(failed) for sites in by_kind for name, values in sites.items()})
             )
         return domains
 
     def places(self, domains: list[Domain]) -> PlacesOf:
         """The tokens at the keys of every call that read them; positions where no token ids were given."""
         special = self.reading.rules.special
-        found: PlacesOf = {}
+        places: PlacesOf = {}
         for domain in domains:
             for kind in self._kinds[domain.name]:
                 ids = kind.rows()
@@ -177,11 +177,11 @@ class Watched:
                     keys = domain.sites[name].keys
                     tokens = kind.has_tokens and not site.cross and site.stream not in ("vision", "audio")
                     if tokens and keys == ids.shape[1]:
-                        found[domain.name, name] = Places(text_regions(ids, special), ids, self.checkpoint.tokenizer)
+                        places[domain.name, name] = Places(text_regions(ids, special), ids, self.checkpoint.tokenizer)
                     else:
                         unit = {"vision": "patch", "audio": "frame"}.get(site.stream, "position")
-                        found[domain.name, name] = Places(np.full((len(ids), keys), unit))
-        return found
+                        places[domain.name, name] = Places(np.full((len(ids), keys), unit))
+        return places
 
     def _check(self) -> dict[str, Any]:
         """The record of how our sums' outputs compared with the model's own, for the manifest."""

@@ -121,9 +121,9 @@ class Measurer:
         )
         self.compared.add(name)
         for row, span in rows:
-            own, model = ours[row, span].float(), theirs[row, span].float()
+            output, model = ours[row, span].float(), theirs[row, span].float()
             size = model.norm(dim=-1)
-            difference = float(((own - model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
+            difference = float(((output - model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
             if not difference <= self.worst[0]:
                 self.worst = difference, name
             if not difference <= BOUNDS.get(theirs.dtype, BOUNDS[torch.float32]):
@@ -134,14 +134,14 @@ class Measurer:
 
     def _calls(self, joined: Joined, wholes: list[Whole], rows: int) -> Calls:
         """The sites of these calls. They are found once for all passes that make the same calls."""
-        key = tuple((each.heard.name, each.heard.heads, each.queries == each.keys) for each in wholes)
+        key = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
         if key not in self._known:
             first = joined.passes[0]
-            seen = [_seen(each) for each in wholes]
-            given = first.given if len(joined.passes) == 1 else {}
-            parts = first.split | no_maps(self.model, seen, first.unmatched, given, rows)
-            names = [each.heard.name for each in wholes if each.heard.module not in parts]
-            sites = sites_of(self.model, [one for one in seen if one.module not in parts])
+            seen = [_seen(whole) for whole in wholes]
+            shapes = first.given if len(joined.passes) == 1 else {}
+            parts = first.split | no_maps(self.model, seen, first.unmatched, shapes, rows)
+            names = [whole.heard.name for whole in wholes if whole.heard.module not in parts]
+            sites = sites_of(self.model, [call for call in seen if call.module not in parts])
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
                 raise SinkscopeError(f"attention that is no map of queries and keys was not read: {', '.join(unread)}")
@@ -162,10 +162,10 @@ def _rows(joined: Joined, wholes: list[Whole]) -> int:
     Where every call has a multiple of what was given, windows were folded into the batch, which are no sequences.
     """
     first = joined.passes[0]
-    told, found = first.batch, [whole.heard.rows for whole in wholes]
-    if told is not None and first.second not in found and all(rows % told == 0 for rows in found):
+    told, attended = first.batch, [whole.heard.rows for whole in wholes]
+    if told is not None and first.second not in attended and all(rows % told == 0 for rows in attended):
         return told
-    return told if told in found else max(set(found), key=found.count)
+    return told if told in attended else max(set(attended), key=attended.count)
 
 
 def _seen(whole: Whole) -> Seen:

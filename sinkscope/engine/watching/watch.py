@@ -146,10 +146,10 @@ class Watch:
             self._close_all()
             if not self.sequences:
                 raise SinkscopeError(self._why_nothing())
-            found = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
-            found.keywords, found.failures = self._listener.keywords, self._views.failures
-            found.left_out, found.seconds = self.left_out, self._seconds
-            return found.run(self._started)
+            watched = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
+            watched.keywords, watched.failures = self._listener.keywords, self._views.failures
+            watched.left_out, watched.seconds = self.left_out, self._seconds
+            return watched.run(self._started)
 
     # what the listener tells
 
@@ -183,12 +183,12 @@ class Watch:
         `outside`: what a cache is called which was filled when nobody listened.
         """
         if cache is not None and before:
-            known = self._open.get(id(cache))
-            if known is None or known[0]() is not cache:
+            entry = self._open.get(id(cache))
+            if entry is None or entry[0]() is not cache:
                 if self._every == 1 and not self._full:
                     self._leave_out(f"{outside} was not read")
                 return False, None
-            return known[1] is not None, known[1]
+            return entry[1] is not None, entry[1]
         if cache is not None:
             self._close(id(cache))  # it was emptied
         self._begun += 1
@@ -207,11 +207,11 @@ class Watch:
             if now.shares is None:
                 self._add(now, joined, failed)
                 return
-            for share, own in passes_of(now):
+            for share, share_pass in passes_of(now):
                 _, joined, _ = self._open.get(id(share.pages), (None, None, ""))
                 if joined is not None and share.before < joined.length:
                     joined.take_back(joined.length - share.before)  # its pages were taken from it, and given back
-                self._add(own, joined, failed)
+                self._add(share_pass, joined, failed)
 
     def _add(self, now: Pass, joined: Joined | None, failed: bool) -> None:
         """Adds a pass to the sequences that it goes on with, `joined`; None where they begin."""
@@ -239,8 +239,8 @@ class Watch:
         self._seconds += time.perf_counter() - began
 
     def _changed(self, cache: Any, what: Tensor | int) -> None:
-        known, joined, _ = self._open.get(id(cache), (None, None, ""))
-        if joined is None or known is None or known() is not cache:
+        reference, joined, _ = self._open.get(id(cache), (None, None, ""))
+        if joined is None or reference is None or reference() is not cache:
             return
         try:
             with undisturbing():
@@ -253,8 +253,8 @@ class Watch:
             self._give_up(id(cache))
 
     def _forget(self, now: Pass) -> None:
-        known = None if now.cache is None else self._open.get(id(now.cache))
-        if known is not None and known[0]() is now.cache:
+        entry = None if now.cache is None else self._open.get(id(now.cache))
+        if entry is not None and entry[0]() is now.cache:
             self._give_up(id(now.cache))
         elif now.cache is not None:
             self._begin(now.cache, None)
@@ -296,7 +296,7 @@ class Watch:
         while self._listener.missed:
             missed = self._listener.missed.pop()
             # Python keeps one plain reference to each object, so that of a cache which is gone is found too.
-            key = next((key for key, (known, *_) in self._open.items() if known is missed), None)
+            key = next((key for key, (reference, *_) in self._open.items() if reference is missed), None)
             cache = None if missed is None else missed()
             if key is not None:
                 self._give_up(key)
@@ -320,11 +320,11 @@ class Watch:
 
     def _measure(self, joined: Joined, label: str) -> None:
         heap = self._heaps.get(label) or Heap(lambda: GrowingRecord(self._quantities))
-        found = self._measurer.measure(joined, heap.count)
-        if found is not None:
-            heap.add(found)
+        sequences = self._measurer.measure(joined, heap.count)
+        if sequences is not None:
+            heap.add(sequences)
             self._heaps[label] = heap
-            self._measured += found.count
+            self._measured += sequences.count
             if self._full and not any(open_one for _, open_one, _ in self._open.values()):
                 self._listener.rest()
 

@@ -134,11 +134,11 @@ class Engine:
         batches = [(start, min(size, count - start)) for start in range(0, count, size)]
         self._tell()
         kept = self._processes.on_main(lambda: [self._kept(*batch) for batch in batches])
-        for (start, own), known in zip(batches, kept, strict=True):
-            if known is not None:
-                self._values[start : start + own] = known
+        for (start, sequences), numbers in zip(batches, kept, strict=True):
+            if numbers is not None:
+                self._values[start : start + sequences] = numbers
                 self._tell()
-        left = [batch for batch, known in zip(batches, kept, strict=True) if known is None]
+        left = [batch for batch, numbers in zip(batches, kept, strict=True) if numbers is None]
         if left:
             self._starts = self._processes.run(lambda: starts_of(self._setting, self._layers, self._trials, left))
         work = pieces(left, len(self._trials), self._processes.count)
@@ -184,9 +184,9 @@ def starts_of(
     """The layer at which each trial starts in each batch, by the batch's first sequence: layers before it are not run
     again. The first trial, the unablated model, runs them all."""
     possible = {
-        first: [layers.start(arm, Pass(setting, setting.ids[first : first + own], first, draw or 0))
+        first: [layers.start(arm, Pass(setting, setting.ids[first : first + count], first, draw or 0))
                 if trial else 0 for trial, (arm, draw) in enumerate(trials)]
-        for first, own in batches
+        for first, count in batches
     }  # fmt: skip
 
     def unablated(ids: Tensor, sinks: SinkCount, around: AbstractContextManager[Any]) -> Tensor:
@@ -194,7 +194,7 @@ def starts_of(
 
     sound, row = layers.sound(set(chain(*possible.values())), probe(setting.checkpoint), unablated, setting.epsilon)
     length = setting.ids.shape[1]
-    return {first: kept_starts(possible[first], sound, row * own * length) for first, own in batches}
+    return {first: kept_starts(possible[first], sound, row * count * length) for first, count in batches}
 
 
 def _measured(

@@ -36,10 +36,10 @@ from sinkscope.runs.schema.manifest import Manifest
 def size_of(text: Text, manifest: Manifest | None) -> tuple[int, int]:
     """How many sequences are read, and tokens of each. Raises SinkscopeError for token ids of several lengths without
     `seq_len`."""
-    given = text.data if isinstance(text.data, TokenRows) else None
-    count = text.num_sequences or (SEQUENCES if given is None else len(given.rows))
-    if text.seq_len or given is not None:
-        return count, text.seq_len or (0 if given is None else given.length)
+    token_rows = text.data if isinstance(text.data, TokenRows) else None
+    count = text.num_sequences or (SEQUENCES if token_rows is None else len(token_rows.rows))
+    if text.seq_len or token_rows is not None:
+        return count, text.seq_len or (0 if token_rows is None else token_rows.length)
     return count, max((data.seq_len for data in ([] if manifest is None else manifest.data)), default=SEQ_LEN)
 
 
@@ -156,14 +156,14 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
     Compares the hashes of the weights; where one is missing, the id and commit; where these are missing too (a model
     object), the model type. `_same_heads` compares the heads.
     """
-    theirs, ours = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
-    for known in (("weights_sha256",), ("id", "revision"), ("model_type",)):
-        pair = [[facts.get(name) for name in known] for facts in (theirs, ours)]
+    run_model, model = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
+    for names in (("weights_sha256",), ("id", "revision"), ("model_type",)):
+        pair = [[facts.get(name) for name in names] for facts in (run_model, model)]
         if any(value is None for values in pair for value in values):
             continue
         if pair[0] != pair[1]:
             raise SinkscopeError(
-                f"the run is of {run.manifest.model.shown}, whose weights are not those of {ours['id']}: scan this "
+                f"the run is of {run.manifest.model.shown}, whose weights are not those of {model['id']}: scan this "
                 "model first"
             )
         return
@@ -248,8 +248,8 @@ def arms(
         SinkscopeError: one line, for anything that the user can correct.
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
-    given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
-    if not given:
+    parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    if not parsed:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
     text = Text(loss_data(data), seq_len, num_sequences, seed)
     check_numbers(text, draws)
@@ -259,7 +259,7 @@ def arms(
         revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
     )
     setting, corpus = opened_by_all(model, run, tokenizer, options, text, report, processes)
-    chosen, controls = processes.run(lambda: expanded(given, setting))
+    chosen, controls = processes.run(lambda: expanded(parsed, setting))
     facts = facts_of(setting, corpus) | {
         "arms": [arm.name for arm in chosen],
         "draws": draws,
@@ -283,9 +283,9 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
     ready: dict[str, Arm] = {}
     controls: dict[str, str] = {}
     for arm in arms:
-        for own in (arm, *arm.companions()):
-            if own.name not in ready:
-                ready[own.name] = own if only_counted and own.reads_tokens else own.ready(setting)
+        for member in (arm, *arm.companions()):
+            if member.name not in ready:
+                ready[member.name] = member if only_counted and member.reads_tokens else member.ready(setting)
     if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
     ready = {name: arm.foreseen() if only_counted else arm.prepared(setting) for name, arm in ready.items()}

@@ -42,13 +42,13 @@ class Finished(Unfinished):
         Raises SinkscopeError where what is there has another key, or the folder cannot be written.
         """
         super().__init__(folder)
-        own = plain(key)
-        self._key = json.dumps(own, sort_keys=True)
+        plain_key = plain(key)
+        self._key = json.dumps(plain_key, sort_keys=True)
         if resume and self.has_key():
-            self.check_key(own)
+            self.check_key(plain_key)
         else:
             self.empty()
-            self.write_key(own)
+            self.write_key(plain_key)
 
     @contextlib.contextmanager
     def kept(self, main: bool = True) -> Iterator[None]:

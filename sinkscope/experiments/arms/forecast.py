@@ -66,8 +66,8 @@ def dry_run_arms(
             cannot apply to it.
     """
     check_machine(machine)
-    given = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
-    if not given:
+    parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    if not parsed:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
     text = Text(loss_data(data), seq_len, num_sequences, seed)
     check_numbers(text, draws)
@@ -83,7 +83,7 @@ def dry_run_arms(
         raise SinkscopeError(f"the arms cannot be counted without loading the model: {look.why}")
     ids = torch.zeros(count, length, dtype=torch.long)
     setting = Setting(outline, base, look.plan, ids, loaded, seed, EPSILON)
-    chosen, _ = expanded(given, setting, only_counted=True)
+    chosen, _ = expanded(parsed, setting, only_counted=True)
     size = batch_size(outline.model, length)
     others = short_passes(look, [_first_passes(arm, count, length, place, size) for arm in chosen if arm.reads_first])
     groups = len(groups_of(setting, setting.to_map))

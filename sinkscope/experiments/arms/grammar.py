@@ -194,9 +194,9 @@ def listed() -> list[tuple[str, str]]:
 
 def told() -> str:
     """The kinds in full, a paragraph each; of another package's kind its name alone."""
-    known = [f"{kind.grammar}: {kind.what}" for kind in KINDS.values()]
+    kinds = [f"{kind.grammar}: {kind.what}" for kind in KINDS.values()]
     others = [f"{name}:REST: of another package" for name in READERS if name not in KINDS]
-    return "\n\n".join([*known, *others, f"POSITIONS: {POSITIONS}"])
+    return "\n\n".join([*kinds, *others, f"POSITIONS: {POSITIONS}"])
 
 
 def number(text: str, what: str, least: int, most: int = 2**24) -> int:

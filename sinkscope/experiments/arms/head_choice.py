@@ -40,13 +40,13 @@ def read_score(text: str) -> Score:
     column, _, end = text.partition(":")
     if end not in ("", "low", "high"):
         raise SinkscopeError(f"--score {text!r}: write NAME, NAME:low or NAME:high")
-    known = end or dormant_end(column)
-    if known is None:
+    side = end or dormant_end(column)
+    if side is None:
         raise SinkscopeError(
             f"--score {column!r}: are heads dormant where it is low or where it is high? write {column}:low or "
             f"{column}:high (`sinkscope metrics` lists the columns)"
         )
-    return Score(column, known == "low")
+    return Score(column, side == "low")
 
 
 def dormant_end(column: str) -> str | None:
@@ -55,7 +55,7 @@ def dormant_end(column: str) -> str | None:
     The ends of SCORES, those of Sandoval-Segura et al. 2504.03889, and those that a column's declaration names: a head
     is dormant where it has a sink or writes little.
     """
-    ends = {each.name: each.dormant for each in catalogue() if each.dormant} | SCORES
+    ends = {entry.name: entry.dormant for entry in catalogue() if entry.dormant} | SCORES
     return ends.get(column) or ends.get(column.removesuffix("_ln"))
 
 
@@ -124,8 +124,8 @@ def head_table(run: Run, scores: list[Score]) -> HeadTable:
         if set(keys) <= set(table) and not table.duplicated(keys).any():
             merged = merged.merge(table[[*keys, *(c for c in table if c not in merged)]], on=keys, how="left")
     for score in scores:
-        known = score.column in merged and pd.api.types.is_float_dtype(merged[score.column])
-        if not known or score.column.endswith("_sem"):
+        numeric = score.column in merged and pd.api.types.is_float_dtype(merged[score.column])
+        if not numeric or score.column.endswith("_sem"):
             raise SinkscopeError(
                 f"{score.column!r} is no score of the run's heads; `sinkscope metrics` lists the columns"
             )

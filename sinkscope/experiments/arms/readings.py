@@ -95,9 +95,9 @@ class Reference:
             p = self.logits[:, part] if self.normalised else log_softmax(self.logits[:, part].float(), -1)
             kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p - q)).cpu()
             total += next_token_losses(q, self.ids[:, start + 1 : part.stop + 1])
-            ours, theirs = self.best[:, part], _best(logits[:, part])
-            same[:, part] = (ours[..., 0] == theirs[..., 0]).cpu().double()
-            shared[:, part] = (ours[..., None] == theirs[..., None, :]).any(-1).cpu().double().mean(-1)
+            best_p, best_q = self.best[:, part], _best(logits[:, part])
+            same[:, part] = (best_p[..., 0] == best_q[..., 0]).cpu().double()
+            shared[:, part] = (best_p[..., None] == best_q[..., None, :]).any(-1).cpu().double().mean(-1)
         return {
             "loss": total / (length - 1),
             "kl": kl[:, :-1].mean(1),
@@ -153,12 +153,12 @@ class SinkCount:
 
 def layers_of(setting: Setting) -> dict[int, nn.Module]:
     """The layers that hold the model's attention, by number, in order. Raises SinkscopeError where one is not known."""
-    found = {}
+    layers = {}
     for site in setting.sites:
         if site.block is None:
             raise SinkscopeError(f"--cosines: the layer around {site.module} was not found in the model")
-        found[site.layer] = setting.base.get_submodule(site.block)
-    return dict(sorted(found.items()))
+        layers[site.layer] = setting.base.get_submodule(site.block)
+    return dict(sorted(layers.items()))
 
 
 class Cosines:

@@ -82,23 +82,23 @@ class Layers:
         Between the two passes the model reads other ids, so that what a layer leaves in the model for a later one is
         found out.
         """
-        asked = sorted(set(starts) - {0})
-        if not asked:
+        candidates = sorted(set(starts) - {0})
+        if not candidates:
             return set(), 0
         kept = Kept(SinkCount(epsilon), Cosines({}))
-        whole = run(ids, kept.sinks, self.recorded(kept, asked))
+        whole = run(ids, kept.sinks, self.recorded(kept, candidates))
         run(ids.flip(-1), SinkCount(epsilon), nullcontext())
 
         def same(start: int) -> bool:
-            own = SinkCount(epsilon)
+            sinks = SinkCount(epsilon)
             try:
-                logits = run(ids, own, self.replayed(kept, start, own, Cosines({})))
+                logits = run(ids, sinks, self.replayed(kept, start, sinks, Cosines({})))
             except Exception:  # whatever the model's code does without what these layers leave there
                 return False
-            return torch.equal(logits, whole) and own.calls == kept.sinks.calls
+            return torch.equal(logits, whole) and sinks.calls == kept.sinks.calls
 
-        passed = {start for start in asked if start in kept.returned and same(start)}
-        sizes = [sum(_bytes(each) for each in _tensors(kept.returned[start])) for start in passed]
+        passed = {start for start in candidates if start in kept.returned and same(start)}
+        sizes = [sum(_bytes(tensor) for tensor in _tensors(kept.returned[start])) for start in passed]
         return passed, -(-max(sizes, default=0) // ids.numel())
 
     @contextmanager
@@ -109,7 +109,7 @@ class Layers:
         def keep(place: int) -> Callable[..., Any]:
             def compute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 if place == 0:
-                    kept.before, kept.entered = kept.sinks.calls, [each.clone() for each in _tensors((args, kwargs))]
+                    kept.before, kept.entered = kept.sinks.calls, [part.clone() for part in _tensors((args, kwargs))]
                 output = forward(*args, **kwargs)
                 kept.order.append(place)
                 if place + 1 in wanted:
@@ -167,7 +167,7 @@ def kept_starts(starts: Sequence[int], sound: set[int], state_bytes: int) -> lis
 
 
 def _last(start: int, known: set[int]) -> int:
-    return max((own for own in known if own <= start), default=0)
+    return max((layer for layer in known if layer <= start), default=0)
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ def _copied(output: Any, copy: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, Tensor):
         return copy(output)
     if type(output) in (tuple, list):
-        return type(output)(_copied(each, copy) for each in output)
+        return type(output)(_copied(part, copy) for part in output)
     if type(output) is dict:
-        return {name: _copied(each, copy) for name, each in output.items()}
+        return {name: _copied(part, copy) for name, part in output.items()}
     return output
 
 

@@ -117,14 +117,14 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
                 return scan(model, tokenizer=self.tokenizer, processes=processes, **self._settings)
         with undisturbed(model):
             weights = gathered(model)
-            found: list[Run] = []
+            runs: list[Run] = []
 
             def measured() -> None:
                 copy = self._replica.refreshed(model, weights)
-                found.append(scan(copy, tokenizer=self.tokenizer, processes=ALONE, **self._settings))
+                runs.append(scan(copy, tokenizer=self.tokenizer, processes=ALONE, **self._settings))
 
             processes.on_main(measured)  # what fails in there is told to the other processes, which wait for it
-        return found[0] if found else None
+        return runs[0] if runs else None
 
     def _write(self, step: int) -> None:
         if self.output is None or self.run is None:
@@ -146,8 +146,8 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
     def _replace(self, rows: pd.DataFrame, step: int) -> None:
         """Puts the rows of a step that was measured before into its place."""
         assert self.output is not None
-        known = read_rows(self.output, "output")
-        before, after = known[known["step"] < step], known[known["step"] > step]
+        table = read_rows(self.output, "output")
+        before, after = table[table["step"] < step], table[table["step"] > step]
         write_file(self.output, _as_csv(before) + _as_csv(rows, False) + _as_csv(after, False))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -199,9 +199,9 @@ def logged_values(run: Run) -> dict[str, float]:
     streams have the stream's name after `sink/`. What is missing is left out.
     """
     values: dict[str, float] = {}
-    for stream, found in run.summary.streams.items():
+    for stream, summary in run.summary.streams.items():
         start = "sink/" if len(run.summary.streams) == 1 else f"sink/{stream}/"
-        values |= {f"{start}{name}": value for name, value in _of_stream(run, stream, found).items()}
+        values |= {f"{start}{name}": value for name, value in _of_stream(run, stream, summary).items()}
     return {name: float(value) for name, value in values.items() if value is not None and np.isfinite(value)}
 
 
@@ -243,12 +243,12 @@ def _as_csv(rows: pd.DataFrame, header: bool = True) -> str:
 
 def _whole_steps(every: Any) -> int:
     try:
-        found = 0 if isinstance(every, bool) else operator.index(every)
+        steps = 0 if isinstance(every, bool) else operator.index(every)
     except TypeError:
-        found = 0
-    if found < 1:
+        steps = 0
+    if steps < 1:
         raise SinkscopeError(f"every={every}: give a number of training steps, 1 or more")
-    return found
+    return steps
 
 
 def _before_the_trackers(callback: TrainerCallback, trainer: Trainer) -> None:
@@ -263,7 +263,7 @@ def _before_the_trackers(callback: TrainerCallback, trainer: Trainer) -> None:
 def _is_text(data: Any) -> bool:
     """Whether the data are text: a SPEC, several, or texts."""
     several = data if isinstance(data, list | tuple) and data else [data]
-    return all(each is None or isinstance(each, str) for each in several)
+    return all(item is None or isinstance(item, str) for item in several)
 
 
 def _calling_trainer(callback: TrainerCallback) -> Trainer | None:
@@ -293,8 +293,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     python, old = random.getstate(), np.random.get_state()
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with ExitStack() as stack:
-        own = [] if device.type == "cpu" else [device]
-        stack.enter_context(torch.random.fork_rng(own, device_type=device.type if own else "cuda"))
+        devices = [] if device.type == "cpu" else [device]
+        stack.enter_context(torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"))
         stack.enter_context(torch.autocast(device.type, enabled=False))
         try:
             model.eval()
@@ -354,7 +354,7 @@ def _built_like(model: nn.Module) -> nn.Module:
         if held is None:  # PEFT's model, among others
             raise _not_told_by_configuration(inner)
         inner = held
-    family: Any = next(each for each in type(inner).__mro__ if not issubclass(each, FSDPModule))
+    family: Any = next(ancestor for ancestor in type(inner).__mro__ if not issubclass(ancestor, FSDPModule))
     dtype = next(parameter.dtype for parameter in inner.parameters())
     return family(inner.config).to(dtype).eval()
 

@@ -48,16 +48,16 @@ def trajectory_rows(run: Run, step: int) -> pd.DataFrame:
 
 def _of_model(run: Run, only: str) -> pd.DataFrame:
     epsilon = f"{run.manifest.request.epsilon:g}"
-    answers = {name: each.streams for name, each in run.summary.domains.items()} or {only: run.summary.streams}
+    answers = {name: answer.streams for name, answer in run.summary.domains.items()} or {only: run.summary.streams}
     rows: list[dict[str, Any]] = []
     for domain, streams in answers.items():
-        for stream, found in streams.items():
+        for stream, summary in streams.items():
             place = {"domain": domain, "stream": stream, "level": "model", "layer": None, "head": None}
-            rate = found.sink_rate_percent[epsilon].T
+            rate = summary.sink_rate_percent[epsilon].T
             rows.append(place | {"metric": "sink_rate", "value": np.nan if rate is None else rate, "sem": np.nan})
-            rows.append(place | {"metric": "dormant", "value": float(found.dormant.count), "sem": np.nan})
+            rows.append(place | {"metric": "dormant", "value": float(summary.dormant.count), "sem": np.nan})
             for name in ("bos_mass", "sink_score", "entropy"):
-                average = getattr(found, name)
+                average = getattr(summary, name)
                 rows.append(place | {"metric": name, "value": average.mean, "sem": average.sem})
     return pd.DataFrame(rows)
 
@@ -84,26 +84,27 @@ def emergence(trajectory: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     scores = trajectory[(trajectory["level"] == "head") & (trajectory["metric"] == "sink_score")]
     keys = ["domain", "stream", "layer", "head"]
     rows = [
-        dict(zip(keys, place, strict=True)) | _emergence_of(own["step"].to_numpy(), own["value"].to_numpy(), epsilon)
-        for place, own in scores.sort_values("step").groupby(keys, sort=False)
+        dict(zip(keys, place, strict=True))
+        | _emergence_of(curve["step"].to_numpy(), curve["value"].to_numpy(), epsilon)
+        for place, curve in scores.sort_values("step").groupby(keys, sort=False)
     ]
     table = pd.DataFrame(rows, columns=list(EMERGENCE))
     return table.astype({"emerged": "Int64", "half_rise": "Int64"})
 
 
 def _emergence_of(steps: np.ndarray, scores: np.ndarray, epsilon: float) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(EMERGENCE[4:]) | {"first": scores[0], "last": scores[-1]}
+    row: dict[str, Any] = dict.fromkeys(EMERGENCE[4:]) | {"first": scores[0], "last": scores[-1]}
     emerged = _stays(scores > epsilon)
     if emerged is None:
-        return found
-    found["emerged"] = steps[emerged]
+        return row
+    row["emerged"] = steps[emerged]
     if emerged == 0:
-        return found | {"shape": "start"}
+        return row | {"shape": "start"}
     rise = scores[-1] - scores[0]
     half = _stays(scores >= scores[0] + rise / 2)
     gain = float(np.diff(scores).max() / rise)
-    found |= {"half_rise": None if half is None else steps[half], "largest_gain": gain}
-    return found | {"shape": "jump" if gain >= JUMP else "ramp"}
+    row |= {"half_rise": None if half is None else steps[half], "largest_gain": gain}
+    return row | {"shape": "jump" if gain >= JUMP else "ramp"}
 
 
 def _stays(holds: np.ndarray) -> int | None:
@@ -154,9 +155,9 @@ def steps_of(models: list[str], revisions: list[str]) -> list[Step]:
     else:
         steps = [Step(_recorded(model) if Path(model).is_dir() else _number(model), model) for model in models]
     steps = sorted(dict.fromkeys(steps), key=lambda step: step.number)
-    for one, other in itertools.pairwise(steps):
-        if one.number == other.number:
-            raise SinkscopeError(f"{one.shown} and {other.shown} are both step {one.number}: name one of them")
+    for first, second in itertools.pairwise(steps):
+        if first.number == second.number:
+            raise SinkscopeError(f"{first.shown} and {second.shown} are both step {first.number}: name one of them")
     if len(steps) < 2:
         raise SinkscopeError("a trajectory needs at least two checkpoints: name more folders, or --revisions A,B")
     return steps
@@ -175,10 +176,10 @@ def _recorded(folder: str) -> int:
 
 
 def _number(name: str) -> int:
-    found = re.findall(r"[0-9]+", name)
-    if not found:
+    numbers = re.findall(r"[0-9]+", name)
+    if not numbers:
         raise SinkscopeError(f"{name} names no training step: a name like step512 or checkpoint-512 is needed")
-    return _possible(found[-1], f"{name:.80}: {found[-1]:.40}")
+    return _possible(numbers[-1], f"{name:.80}: {numbers[-1]:.40}")
 
 
 def _possible(digits: str, shown: str) -> int:
@@ -192,8 +193,8 @@ def check_training(standing: Mapping[int, Run], steps: Sequence[Step]) -> None:
     """Raises SinkscopeError where a run that stands in the folder of a track is of another training than the steps."""
     trainings = {step.training for step in steps}
     for number, run in standing.items():
-        asked = run.manifest.request
-        before = Step(number, asked.model or run.manifest.model.id, asked.revision)
+        request = run.manifest.request
+        before = Step(number, request.model or run.manifest.model.id, request.revision)
         if before.training not in trainings:
             raise SinkscopeError(
                 f"{run.path} is a step of another training ({before.shown}): give another --out, or name a checkpoint "
@@ -208,10 +209,10 @@ def check_alike(runs: Mapping[int, Run]) -> None:
         raise SinkscopeError(f"the steps were scanned with different --epsilon ({sorted(thresholds)}): scan them anew")
     (first, before), *others = sorted(runs.items())
     for number, run in others:
-        own, theirs = (each.heads[["stream", "layer", "head"]].drop_duplicates() for each in (run, before))
-        if set(own.itertuples(index=False)) != set(theirs.itertuples(index=False)):
+        heads, initial = (each.heads[["stream", "layer", "head"]].drop_duplicates() for each in (run, before))
+        if set(heads.itertuples(index=False)) != set(initial.itertuples(index=False)):
             raise SinkscopeError(
-                f"step {number} has {_counted(own)} and step {first} has {_counted(theirs, '')}: a trajectory is of "
+                f"step {number} has {_counted(heads)} and step {first} has {_counted(initial, '')}: a trajectory is of "
                 "one model; give another --out"
             )
         if _text_of(run) != _text_of(before):

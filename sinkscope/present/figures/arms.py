@@ -53,10 +53,10 @@ def draw_grid(arms: Arms, kept: str) -> dict[str, bytes]:
         colors = itertools.cycle(LINES)
         numbers = sorted({int(number) for number in families["kept"]})
         places = {number: place for place, number in enumerate(numbers)}
-        for name, own in families.sort_values("kept", kind="stable").groupby("family", sort=False):
+        for name, rows in families.sort_values("kept", kind="stable").groupby("family", sort=False):
             color = next(colors)
-            _line(axes, own, [places[int(number)] for number in own["kept"]], color, "-", printable(str(name)))
-            controlled = own[own["control"].notna()]
+            _line(axes, rows, [places[int(number)] for number in rows["kept"]], color, "-", printable(str(name)))
+            controlled = rows[rows["control"].notna()]
             random = table.set_index("arm").loc[list(controlled["control"])]
             if len(random):
                 at = [places[int(number)] for number in controlled["kept"]]
@@ -99,15 +99,15 @@ def draw_ablation(ablation: Ablation) -> dict[str, bytes]:
         axes = canvas.subplots()
         rows = ablation.table[ablation.table["fraction"].notna()]
         colors = itertools.cycle(LINES)
-        for name, own in rows.groupby("arm", sort=False):
-            share, random = 100 * own["fraction"], name == RANDOM
+        for name, arm in rows.groupby("arm", sort=False):
+            share, random = 100 * arm["fraction"], name == RANDOM
             color, line, marker = (CONTROL, "--", "s") if random else (next(colors), "-", "o")
             axes.errorbar(
-                share, own["increase"], own["increase_sem"], label=name, color=color, linestyle=line, marker=marker,
+                share, arm["increase"], arm["increase_sem"], label=name, color=color, linestyle=line, marker=marker,
                 capsize=2, ms=3,
             )  # fmt: skip
             if random:
-                low, high = own["increase"] - own["spread"], own["increase"] + own["spread"]
+                low, high = arm["increase"] - arm["spread"], arm["increase"] + arm["spread"]
                 axes.fill_between(share, low, high, color=color, alpha=0.15, linewidth=0)
         axes.axhline(0.0, color="grey", linewidth=0.6)
         measured = sorted({100 * fraction for fraction in rows["fraction"]})

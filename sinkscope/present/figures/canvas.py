@@ -179,8 +179,8 @@ class Grid:
 
     def share_layers(self, panels: list[list[Axes]]) -> None:
         """Leaves the numbers and the name of the horizontal axis to the lowest part of each series."""
-        for own in [] if self.beside else panels:
-            for axes in own[:-1]:
+        for stack in [] if self.beside else panels:
+            for axes in stack[:-1]:
                 axes.set_xlabel("")
                 axes.tick_params(labelbottom=False)
 
@@ -191,12 +191,12 @@ class Grid:
 
 def legend_below(canvas: Figure, axes: list[Axes], columns: int) -> None:
     """One legend for all panels, below them: each label once, in the order in which they come."""
-    found: dict[str, Any] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if found:
+    handles: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
         canvas.legend(
-            list(found.values()), list(found), frameon=False, ncols=min(columns, len(found)), handlelength=1.8,
+            list(handles.values()), list(handles), frameon=False, ncols=min(columns, len(handles)), handlelength=1.8,
             columnspacing=1.2, loc="outside lower center",
         )  # fmt: skip

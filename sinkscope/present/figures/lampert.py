@@ -93,9 +93,9 @@ PLAN = (
             "E.3", "gallery",
             "It shows heads that follow the patterns of section 7; by which rule they were found, is not known. Ours "
             "have most rows of the two kinds of the column row_pattern, whose thresholds are ours.",
-            pick=each,
+            pick=pick,
         )
-        for each in CLASSES
+        for pick in CLASSES
     ),
     Planned(
         "", "switch",
@@ -111,8 +111,8 @@ def captions(drawn: dict[str, str], refused: dict[str, str]) -> str:
     `drawn`: caption by file name; `refused`: reason by the stem of what was to be drawn.
     """
     lines = [f"# The figures of {PAPER}, drawn from these runs", ""]
-    for each in PLAN:
-        file = next((name for name in drawn if name.rpartition(".")[0] == each.stem), None)
-        shown = drawn[file] if file else f"Not drawn: {refused.get(each.stem, 'not asked for')}."
-        lines += [f"## {each.heading}{f': {file}' if file else ''}", "", shown, "", f"Not read: {each.unread}", ""]
+    for figure in PLAN:
+        file = next((name for name in drawn if name.rpartition(".")[0] == figure.stem), None)
+        shown = drawn[file] if file else f"Not drawn: {refused.get(figure.stem, 'not asked for')}."
+        lines += [f"## {figure.heading}{f': {file}' if file else ''}", "", shown, "", f"Not read: {figure.unread}", ""]
     return "\n".join(lines)

@@ -82,13 +82,13 @@ def draw_maps(
     def paint(canvas: Figure) -> None:
         grid = canvas.subplots(len(tiles), columns, squeeze=False)
         image: Any = None
-        own = (width - room) / columns
-        letters = min(_letters(tile.name, own) for row in tiles for tile in row)
+        side = (width - room) / columns
+        letters = min(_letters(tile.name, side) for row in tiles for tile in row)
         for row, places in zip(tiles, grid, strict=True):
             for axes in places[len(row) :]:
                 axes.set_visible(False)  # the colour bar takes its room from all of them
             for tile, axes in zip(row, places, strict=False):
-                points = 72 * (own - 0.6 if columns <= WIDE else own)
+                points = 72 * (side - 0.6 if columns <= WIDE else side)
                 image = paint_map(axes, tile, most, epsilon, points, columns <= WIDE)
                 name = "\n".join(map(printable, tile.name.splitlines()))
                 axes.set_title(name, parse_math=False, fontsize=letters, pad=5)
@@ -203,9 +203,9 @@ def _legend(canvas: Figure) -> None:
     from matplotlib.lines import Line2D
 
     pairs = [pair for axes in canvas.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    found = {text for _, text in pairs}
+    labels = {text for _, text in pairs}
     pointed = any(text == "sink" and isinstance(handle, Line2D) for handle, text in pairs)
-    looks = {name: {"linewidth": 0.9, **MARKS[name]} for name in MARKS if name in found}
+    looks = {name: {"linewidth": 0.9, **MARKS[name]} for name in MARKS if name in labels}
     if pointed:
         looks["sink"] = {"linestyle": "", "color": MARKS["sink"]["color"], **POINTER}
     if looks:
@@ -335,8 +335,8 @@ def draw_gallery(
     pick = pick or Pick()
     tiles = [
         [
-            Tile(f"head {each.layer}.{each.head}\n{pattern}", each.weights, kind=kind_of(run, each))
-            for each, (_, _, pattern) in zip(maps, gallery_heads(run, pick=pick), strict=True)
+            Tile(f"head {head_map.layer}.{head_map.head}\n{pattern}", head_map.weights, kind=kind_of(run, head_map))
+            for head_map, (_, _, pattern) in zip(maps, gallery_heads(run, pick=pick), strict=True)
         ]
         for run, maps in galleries
     ]
@@ -360,14 +360,14 @@ def draw_attention(
     """One head's map at each length, beside each other, with its tokens along both axes where they have room."""
     first = maps[0]
     many = len(maps) > 1
-    names = [f"T = {len(each.tokens)}" if many else "" for each in maps]
+    names = [f"T = {len(head_map.tokens)}" if many else "" for head_map in maps]
     tiles = [
-        Tile(name, each.weights, tuple(each.tokens), kind=kind_of(run, each))
-        for name, each in zip(names, maps, strict=True)
+        Tile(name, head_map.weights, tuple(head_map.tokens), kind=kind_of(run, head_map))
+        for name, head_map in zip(names, maps, strict=True)
     ]
     own_title = f"{short(run.manifest.model.shown)}, layer {first.layer}, head {first.head}"
     epsilon = run.manifest.request.epsilon
     content = draw_maps([tiles], f"sinkscope run {run_id(run)}", form, size, title, own_title, epsilon=epsilon)
     said = f" {own_title}"
-    said += f", the first {', '.join(str(len(each.tokens)) for each in maps)} tokens" if many else ""
+    said += f", the first {', '.join(str(len(head_map.tokens)) for head_map in maps)} tokens" if many else ""
     return content, f"{CAPTION.format(epsilon=epsilon)}{said} of the text {printable(text)!r}."

@@ -41,7 +41,7 @@ def draw_profiles(
     series = all_series(runs)
     if len(series) > MOST:
         raise SinkscopeError(f"{len(series)} profiles cannot be told apart on one set of axes: draw at most {MOST}")
-    over_depth = len({len(each.rows("layers")) for each in series}) > 1
+    over_depth = len({len(line.rows("layers")) for line in series}) > 1
     width = inches(size, 1)[0]
     columns = 2 if size == "page" else 1
     height = 1.1 + 1.25 * len(COLUMNS) + 0.17 * -(-len(series) // columns)
@@ -66,22 +66,22 @@ def draw_profiles(
 
 def _panel(axes: Axes, name: str, series: Sequence[Series], over_depth: bool) -> None:
     looks = cycle([(color, style) for style in STYLES for color in LINES])
-    for each, (color, style) in zip(series, looks, strict=False):
-        rows = each.rows("layers")
+    for line, (color, style) in zip(series, looks, strict=False):
+        rows = line.rows("layers")
         x: Any = relative_depths(len(rows)) if over_depth else rows["layer"]
         axes.plot(
-            x, rows[name], color=color, linestyle=style, marker="o", markersize=1.5, linewidth=1, label=each.label
+            x, rows[name], color=color, linestyle=style, marker="o", markersize=1.5, linewidth=1, label=line.label
         )
         error = rows.get(f"{name}_sem")
         if error is not None:
             axes.fill_between(x, rows[name] - error, rows[name] + error, color=color, alpha=0.2, linewidth=0)
     axes.set_ylabel(mathematics(name) or in_words(name, _mass(series)))
-    if name == "norm_ratio" and any((each.rows("layers")[name] > 0).any() for each in series):
+    if name == "norm_ratio" and any((line.rows("layers")[name] > 0).any() for line in series):
         axes.set_yscale("log")
 
 
 def _mass(series: Sequence[Series]) -> str:
-    return first_mass(*(each.run.summary.first_token for each in series))
+    return first_mass(*(line.run.summary.first_token for line in series))
 
 
 def _caption(series: list[Series], over_depth: bool) -> str:

@@ -106,7 +106,7 @@ def of_domain(run: Run, domain: str | None) -> Run:
     """The run with one domain's rows of its tables. Raises SinkscopeError for a domain that it does not have."""
     if domain is None:
         return run
-    names = [each.domain for each in domains(run)]
+    names = [data.domain for data in domains(run)]
     if domain not in names:
         raise SinkscopeError(f"--domain {domain!r}: the run has {', '.join(names)}{did_you_mean(domain, names)}")
     tables = {name: getattr(run, name) for name in ("heads", "layers", "length_curve") if "domain" in run.heads}
@@ -142,8 +142,8 @@ def _first_mass(run: Run) -> str:
 
 
 def _unit(run: Run, name: str) -> str:
-    found = find_column(run.manifest, name, "heads")
-    return f" ({found.unit})" if found else ""
+    column = find_column(run.manifest, name, "heads")
+    return f" ({column.unit})" if column else ""
 
 
 def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
@@ -156,11 +156,11 @@ def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> No
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
     values, unit = grid.to_numpy(float), _unit(run, metric)
-    own = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
+    wide = canvas.get_figwidth() * (1 if axes is None else axes.get_position().width)
     axes = axes or canvas.subplots()
     image = axes.imshow(values, **_scale(values, unit), interpolation="nearest")
     axes.set(xlabel=grid.columns.name, ylabel=grid.index.name)
-    cell = (own - ASIDE) / len(grid.columns)
+    cell = (wide - ASIDE) / len(grid.columns)
     across = LETTER * (1 + len(str(grid.columns[-1])))
     for axis, names, room in ((axes.xaxis, grid.columns, across), (axes.yaxis, grid.index, LINE)):
         step = next(step for step in STEPS if step * cell >= room)
@@ -189,19 +189,19 @@ def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
     is negative; else from the lowest value to the highest."""
     if unit in (" (probability)", " (share)"):
         return {"cmap": MAP, "vmin": 0, "vmax": 1}
-    known = values[np.isfinite(values)]
-    if not (known < 0).any():
+    finite = values[np.isfinite(values)]
+    if not (finite < 0).any():
         return {"cmap": MAP}
     from matplotlib.colors import LinearSegmentedColormap
 
-    most = float(np.abs(known).max())
+    most = float(np.abs(finite).max())
     return {"cmap": LinearSegmentedColormap.from_list("signed", DIVERGING), "vmin": -most, "vmax": most}
 
 
 def _measured(run: Run, rows: pd.DataFrame) -> str:
     """The number of sequences and tokens, the precision and the text that were measured: a title's line, or two."""
     first = rows["domain"].iloc[0] if "domain" in rows else domains(run)[0].domain
-    data = next(each for each in domains(run) if each.domain == first)
+    data = next(facts for facts in domains(run) if facts.domain == first)
     size = f"{data.sequences} x {data.seq_len} tokens, {run.manifest.model.dtype}"
     line = f"{size}, {printable(data.domain)}"
     return line if len(line) <= TITLE else f"{size}\n{_end(data.domain)}"

@@ -42,12 +42,12 @@ class Series:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Its rows of a run's table, by the table's name. Raises SinkscopeError where the run lacks the table."""
-        found = self.run.measured.get(table)
-        found = self.run.tables().get(table) if found is None else found
-        if found is None or found.empty:
+        frame = self.run.measured.get(table)
+        frame = self.run.tables().get(table) if frame is None else frame
+        if frame is None or frame.empty:
             how = f": scan it with --measure {MADE_BY[table]}" if table in MADE_BY else ""
             raise SinkscopeError(f"{self.run.path or self.run.manifest.model.id} has no table {table}{how}")
-        rows = found[found["stream"] == self.stream]
+        rows = frame[frame["stream"] == self.stream]
         return rows[rows["domain"] == self.data.domain] if "domain" in rows else rows
 
 
@@ -68,7 +68,7 @@ def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
     texts = [printable(data.domain) for _, data in parts]
     kinds = [str(run.manifest.model.dtype) for run, _ in parts]
     chosen = [names] if len(set(names)) > 1 or len(parts) == 1 else []
-    chosen += [each for each in (texts, kinds) if len(set(each)) > 1]
+    chosen += [column for column in (texts, kinds) if len(set(column)) > 1]
     labels = [", ".join(words) for words in zip(*(chosen or [names]), strict=True)]
     return [
         f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
@@ -78,7 +78,7 @@ def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
 
 def common(series: list[Series]) -> str:
     """The model's name, where all series are of one model; its only domain too. Empty where models differ."""
-    models = {short(each.run.manifest.model.shown) for each in series}
+    models = {short(part.run.manifest.model.shown) for part in series}
     if len(models) > 1:
         return ""
     return f"{models.pop()}, {printable(series[0].data.domain)}" if len(series) == 1 else models.pop()
@@ -92,9 +92,9 @@ def short(model: str) -> str:
 def measured(series: list[Series]) -> str:
     """What was read, as a sentence for a caption."""
     told = dict.fromkeys(
-        f"{short(each.run.manifest.model.shown)} ({each.run.manifest.model.dtype}): {each.data.sequences} sequences of "
-        f"{each.data.seq_len} tokens of {printable(each.data.domain)}"
-        for each in series
+        f"{short(part.run.manifest.model.shown)} ({part.run.manifest.model.dtype}): {part.data.sequences} sequences of "
+        f"{part.data.seq_len} tokens of {printable(part.data.domain)}"
+        for part in series
     )
     return "; ".join(told) + "."
 
@@ -102,7 +102,7 @@ def measured(series: list[Series]) -> str:
 def caption(run: Run, figure: str, metric: str | None = None, domain: str | None = None) -> str:
     """The caption of a figure that `present.figures.run.draw` draws."""
     request, mass = run.manifest.request, sentence(first_mass(run.summary.first_token))
-    drawn = [each for each in all_series([run]) if domain in (None, each.data.domain)]
+    drawn = [part for part in all_series([run]) if domain in (None, part.data.domain)]
     lengths = sorted(drawn[0].rows("length_curve")["length"].unique()) if figure == "length" else []
     what = {
         "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
@@ -129,8 +129,8 @@ def _few(points: int, usual: bool) -> str:
 
 def _said(run: Run, metric: str) -> str:
     """What a column of heads.csv is, as a sentence."""
-    found = find_column(run.manifest, metric, "heads")
-    return f"{metric}: {found.formula.rstrip('.')}." if found else f"{metric}."
+    column = find_column(run.manifest, metric, "heads")
+    return f"{metric}: {column.formula.rstrip('.')}." if column else f"{metric}."
 
 
 # Figures over several runs that need the tables of questions alone: what one declares, and how it is drawn.
@@ -174,13 +174,13 @@ def table_figures() -> dict[str, TableFigure]:
     """
     figures: dict[str, TableFigure] = {}
     for question in QUESTIONS.values():
-        own = {each.name: each for each in question.need("figure").FIGURES} if question.figures else {}
-        if tuple(own) != question.figures or own.keys() & figures.keys():
+        offered = {figure.name: figure for figure in question.need("figure").FIGURES} if question.figures else {}
+        if tuple(offered) != question.figures or offered.keys() & figures.keys():
             raise SinkscopeError(
-                f"--measure {question.name}: it draws the figures {', '.join(own)} and declares "
+                f"--measure {question.name}: it draws the figures {', '.join(offered)} and declares "
                 f"{', '.join(question.figures)}; names must agree, and no other question may have them"
             )
-        figures |= own
+        figures |= offered
     return figures
 
 
@@ -209,22 +209,22 @@ def draw_several(
     `title`: replaces the figure's own; `none` leaves it out. Raises SinkscopeError for an unknown figure, format or
     size, where a run lacks the figure's table, and where matplotlib is not installed.
     """
-    known = table_figures()
-    if figure not in known:
-        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(known)}")
-    kind, series = known[figure], all_series(runs)
-    for each in series:
+    kinds = table_figures()
+    if figure not in kinds:
+        raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(kinds)}")
+    kind, series = kinds[figure], all_series(runs)
+    for part in series:
         for table in kind.tables:
-            each.rows(table)
-    grid = Grid(tuple(each.label for each in series), kind.parts, size, kind.height, common(series))
+            part.rows(table)
+    grid = Grid(tuple(part.label for part in series), kind.parts, size, kind.height, common(series))
 
     def paint(canvas: Figure) -> None:
         panels = grid.panels(canvas)
-        for number, (each, own) in enumerate(zip(series, panels, strict=True)):
-            kind.paint(each, own, grid.is_left(number))
+        for number, (part, stack) in enumerate(zip(series, panels, strict=True)):
+            kind.paint(part, stack, grid.is_left(number))
         if kind.layers_below:
             grid.share_layers(panels)
-        legend_below(canvas, [axes for own in panels for axes in own], kind.legend_columns * (1 + (size == "page")))
+        legend_below(canvas, [axes for stack in panels for axes in stack], kind.legend_columns * (1 + (size == "page")))
 
     content = drawn(paint, f"sinkscope {figure} of {ids(series)}", form, grid.inches, title, twice=True)
     return content, f"{kind.caption} {measured(series)}"
@@ -232,4 +232,4 @@ def draw_several(
 
 def ids(series: list[Series]) -> str:
     """The ids of the runs, each once."""
-    return "runs " + ", ".join(dict.fromkeys(run_id(each.run) for each in series))
+    return "runs " + ", ".join(dict.fromkeys(run_id(part.run) for part in series))

@@ -61,9 +61,9 @@ def _paint(axes: Axes, trajectory: pd.DataFrame) -> None:
     from matplotlib.ticker import MaxNLocator
 
     first = trajectory.iloc[0]
-    own = trajectory[(trajectory["domain"] == first["domain"]) & (trajectory["stream"] == first["stream"])]
-    scores = own[(own["metric"] == "sink_score") & (own["level"] == "head")]
-    average = own[(own["metric"] == "sink_score") & (own["level"] == "model")].sort_values("step")
+    selected = trajectory[(trajectory["domain"] == first["domain"]) & (trajectory["stream"] == first["stream"])]
+    scores = selected[(selected["metric"] == "sink_score") & (selected["level"] == "head")]
+    average = selected[(selected["metric"] == "sink_score") & (selected["level"] == "model")].sort_values("step")
     last = scores[scores["step"] == scores["step"].max()].sort_values("value", ascending=False, kind="stable")
     strongest = list(zip(last["layer"], last["head"], strict=True))[:NAMED]
     for place, rows in scores.sort_values("step").groupby(["layer", "head"], sort=False):

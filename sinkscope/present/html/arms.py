@@ -66,8 +66,8 @@ class Scale:
 
     def __init__(self, table: pd.DataFrame) -> None:
         ends = table[["increase", "increase_low", "increase_high"]].to_numpy(float)
-        known = ends[ends == ends]
-        self.low, self.high = min(0.0, *known, 0.0), max(0.0, *known, 0.0)
+        bounds = ends[ends == ends]
+        self.low, self.high = min(0.0, *bounds, 0.0), max(0.0, *bounds, 0.0)
         if self.low == self.high:
             self.high = 1.0
 

@@ -88,7 +88,7 @@ def _cell(entry: Entry, column: Shown) -> dict[str, Any]:
     return {
         "text": cut_in_the_middle(text, NAME), "whole": text if len(text) > NAME else "",
         "sort": "" if is_missing(value) else value, "bar": _bar(value, column.full), "words": column.form == "words",
-        "published": [_published(each) for each in entry.published.get(column.name, [])],
+        "published": [_published(number) for number in entry.published.get(column.name, [])],
         "state": value if column.name == "self_check" else "",
     }  # fmt: skip
 
@@ -107,7 +107,7 @@ def _written(entry: Entry, column: Shown) -> str:
 
 def _first_differs(entry: Entry) -> bool:
     """Whether the sequences begin with different tokens, so that the table has none to name."""
-    data = next((each for each in entry.run.manifest.data if each.domain == entry.domain), None)
+    data = next((facts for facts in entry.run.manifest.data if facts.domain == entry.domain), None)
     first = (data.first_token if data is not None else None) or entry.run.summary.first_token
     return first.distinct > 1
 

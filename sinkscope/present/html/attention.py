@@ -55,20 +55,20 @@ def attention_view(run: Run, found: AttentionMaps) -> Drawn:
         raise SinkscopeError(f"a report shows at most {MOST_HEADS} attention maps of a run, not {len(found.maps)}")
     patterns = named_heads(run)
     views, weights = [], []
-    for each in found.maps:
-        if len(each.tokens) > MOST_TOKENS:
+    for drawn in found.maps:
+        if len(drawn.tokens) > MOST_TOKENS:
             raise SinkscopeError(
-                f"a report shows attention maps of at most {MOST_TOKENS} tokens, and the text has {len(each.tokens)}: "
+                f"a report shows attention maps of at most {MOST_TOKENS} tokens, and the text has {len(drawn.tokens)}: "
                 "give a shorter --text"
             )
-        tokens = [token_text(token).replace("\\n", "\u21b5") for token in each.tokens]
-        pattern = patterns.get((each.layer, each.head), "")
-        caption = f"layer {each.layer}, head {each.head}" + (f" ({pattern})" if pattern else "")
+        tokens = [token_text(token).replace("\\n", "\u21b5") for token in drawn.tokens]
+        pattern = patterns.get((drawn.layer, drawn.head), "")
+        caption = f"layer {drawn.layer}, head {drawn.head}" + (f" ({pattern})" if pattern else "")
         views.append({
-            "caption": f"{caption}; {_sinks(run, each, tokens)}", "svg": _svg(each.weights, caption),
-            "rows": [_row(each.weights, tokens, query) for query in range(len(tokens))],
+            "caption": f"{caption}; {_sinks(run, drawn, tokens)}", "svg": _svg(drawn.weights, caption),
+            "rows": [_row(drawn.weights, tokens, query) for query in range(len(tokens))],
         })  # fmt: skip
-        weights.append({"tokens": tokens, "weights": _cells(each.weights)})
+        weights.append({"tokens": tokens, "weights": _cells(drawn.weights)})
     scale = legend((0, 1), "attention (probability)")
     return Drawn({"text": f"\u2018{found.text}\u2019", "maps": views, "legend": scale}, weights)
 

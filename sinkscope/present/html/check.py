@@ -59,13 +59,13 @@ def _layers(breaches: list[Breach]) -> list[dict[str, Any]]:
         if breach.layer is not None:
             groups.setdefault((breach.stream, breach.layer), []).append(breach)
     rows = []
-    for (stream, layer), own in sorted(groups.items()):
-        heads = sorted({breach.head for breach in own if breach.head is not None})
+    for (stream, layer), group in sorted(groups.items()):
+        heads = sorted({breach.head for breach in group if breach.head is not None})
         named = ", ".join(map(str, heads[:HEADS])) + (f" and {len(heads) - HEADS} more" if len(heads) > HEADS else "")
-        worst = by_size(own)[0]
+        worst = by_size(group)[0]
         rows.append({
             "place": str(layer) if stream == "text" else f"{stream} {layer}", "heads": named or MISSING,
-            "metrics": list(dict.fromkeys(breach.metric for breach in own)),
+            "metrics": list(dict.fromkeys(breach.metric for breach in group)),
             "worst": f"{worst.metric} at {worst.place}{times_allowed(worst)}",
         })  # fmt: skip
     return rows
@@ -138,10 +138,10 @@ def _rule(tally: Tally) -> dict[str, Any]:
 
 def _facts(*runs: BaselineFile | Manifest) -> list[tuple[str, str, str]]:
     """Name of a fact, and what it is of the baseline and of the run."""
-    found = []
+    facts = []
     for run in runs:
         model, first = run.model, run.first_token
-        found.append({
+        facts.append({
             "model": model.shown, "revision": model.revision or MISSING,
             "weights SHA-256": model.weights_sha256 or MISSING, "computed in": f"{model.dtype} on {model.device}",
             "data": "; ".join(f"{data.domain}: {data.sequences} sequences of {data.seq_len} tokens"
@@ -149,4 +149,4 @@ def _facts(*runs: BaselineFile | Manifest) -> list[tuple[str, str, str]]:
             "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
             "made by": f"sinkscope {run.sinkscope}",
         })  # fmt: skip
-    return [(name, found[0][name], found[1][name]) for name in found[0]]
+    return [(name, facts[0][name], facts[1][name]) for name in facts[0]]

@@ -77,8 +77,8 @@ def _profiles(result: Comparison) -> list[dict[str, Any]]:
         return charts
     for (domain, stream, metric), rows in table.groupby(["domain", "stream", "metric"], sort=False):
         where = _where(table, domain, stream)
-        found = parting(rows)
-        stretch = None if found is None else (float(found.stretch[axis].min()), float(found.stretch[axis].max()))
+        split = parting(rows)
+        stretch = None if split is None else (float(split.stretch[axis].min()), float(split.stretch[axis].max()))
         lines = [
             Line(run.upper(), rows[axis].astype(float).tolist(), rows[run].astype(float).tolist(),
                  places=[layers_between(layer, layer) for layer in rows[f"layer_{run}" if over_depth else "layer"]])

@@ -30,8 +30,8 @@ def head_data(run: Run) -> dict[str, Any]:
     heads = run.heads.reset_index(drop=True)
     keys = [key for key in ("domain", "stream", "layer", "head") if key in heads and key in run.length_curve]
     scored, offered = _with_questions(run, heads, keys)
-    own = [name for name in run.manifest.metrics if name in heads]
-    scores = [name for name in dict.fromkeys([*map_scores("heads"), *own, *offered]) if name in scored]
+    metrics = [name for name in run.manifest.metrics if name in heads]
+    scores = [name for name in dict.fromkeys([*map_scores("heads"), *metrics, *offered]) if name in scored]
     curves = dict(iter(run.length_curve.groupby(keys, sort=False)))
     alphas = dict(iter(_alpha_points(run, keys).groupby(keys, sort=False)))
     spreads = _spreads(run, keys, FULL if len(heads) <= MANY else FEW)
@@ -68,26 +68,26 @@ def _with_questions(run: Run, heads: pd.DataFrame, keys: list[str]) -> tuple[pd.
     """The head table with the columns that questions offer for the map, where the run measured them; their names."""
     names: list[str] = []
     for question in QUESTIONS.values():
-        for each in question.tables:
-            table = run.measured.get(each.name)
+        for schema in question.tables:
+            table = run.measured.get(schema.name)
             offered = [] if table is None or not set(keys) <= set(table) else [*table.columns]
-            own = [name for name in map_scores(*each.measured) if name in offered]
-            if table is not None and own:
-                columns = [each for name in own for each in (name, f"{name}_sem") if each in offered]
+            scores = [name for name in map_scores(*schema.measured) if name in offered]
+            if table is not None and scores:
+                columns = [column for name in scores for column in (name, f"{name}_sem") if column in offered]
                 heads = heads.merge(table[[*keys, *columns]], on=keys, how="left", validate="one_to_one")
-                names += own
+                names += scores
     return heads, names
 
 
 def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
     """What a score means, and the values that its colours span; `low` is None where it is no number."""
-    found = find_column(run.manifest, name, "heads", *run.measured)
+    column = find_column(run.manifest, name, "heads", *run.measured)
     span: tuple[float | None, float | None] = (None, None)
     if pd.api.types.is_float_dtype(heads[name]):
-        known = heads[name].dropna()
-        seen = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-        span = FIXED.get(found.range if found else "", seen)
-    unit, what = (found.unit, found.formula) if found else ("", "")
+        values = heads[name].dropna()
+        seen = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        span = FIXED.get(column.range if column else "", seen)
+    unit, what = (column.unit, column.formula) if column else ("", "")
     return {"unit": unit, "what": what, "low": rounded(span[0]), "high": rounded(span[1])}
 
 
@@ -103,19 +103,19 @@ def _spreads(run: Run, keys: list[str], points: int) -> dict[tuple[Any, ...], li
 def spread(values: np.ndarray, points: int) -> list[Any]:
     """The values in order, missing ones left out; where they are more than `points`, equally spaced quantiles, the
     smallest and the largest among them."""
-    known = np.sort(values[~np.isnan(values)])
-    shown = known if len(known) <= points else np.quantile(known, np.linspace(0, 1, points))
+    ordered = np.sort(values[~np.isnan(values)])
+    shown = ordered if len(ordered) <= points else np.quantile(ordered, np.linspace(0, 1, points))
     return [rounded(float(value)) for value in shown]
 
 
 def _tokens(run: Run, keys: list[str]) -> list[dict[str, str]]:
     """For each domain and stream: the tokens that all its sequences have, by position."""
     groups = [rows for _, rows in run.positions.groupby(keys, sort=False)] if keys else [run.positions]
-    found = []
+    texts = []
     for rows in groups:
-        known = rows[["position", "token"]].drop_duplicates("position").dropna()
-        found.append({str(place): str(token) for place, token in zip(known["position"], known["token"], strict=True)})
-    return found
+        tokens = rows[["position", "token"]].drop_duplicates("position").dropna()
+        texts.append({str(place): str(token) for place, token in zip(tokens["position"], tokens["token"], strict=True)})
+    return texts
 
 
 def _alpha_points(run: Run, keys: list[str]) -> pd.DataFrame:
@@ -124,14 +124,14 @@ def _alpha_points(run: Run, keys: list[str]) -> pd.DataFrame:
     if run.stretches is None:
         return run.positions[wanted]
     beyond = run.stretches.dropna(subset="alpha_max").astype({"alpha_max_position": int})
-    found = beyond[[*keys, "alpha_max_position", "alpha_max"]].set_axis(wanted, axis=1)
-    return pd.concat([run.positions[wanted], found], ignore_index=True)
+    peaks = beyond[[*keys, "alpha_max_position", "alpha_max"]].set_axis(wanted, axis=1)
+    return pd.concat([run.positions[wanted], peaks], ignore_index=True)
 
 
 def thinned(alpha: np.ndarray) -> tuple[list[int], list[float]]:
     """Places and alpha of at most POINTS points: the first 16, then the largest of each of some equal stretches."""
-    known = np.where(np.isnan(alpha), -np.inf, alpha)
-    places = [start + int(known[start:end].argmax()) for start, end in _stretches(len(alpha))]
+    filled = np.where(np.isnan(alpha), -np.inf, alpha)
+    places = [start + int(filled[start:end].argmax()) for start, end in _stretches(len(alpha))]
     return places, alpha[places].astype(float).tolist()
 
 

@@ -49,18 +49,18 @@ def render_report(
 
     Names, tokens and paths are escaped as text, in markup and in the embedded JSON.
     """
-    known = [head_data(run) for run in runs]
-    curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in known]
-    _one_scale(known)
-    data = embedded(known)
+    heads = [head_data(run) for run in runs]
+    curves = [[embedded(block) for block in blocks(run.pop("curves"))] for run in heads]
+    _one_scale(heads)
+    data = embedded(heads)
     length = len(data) + sum(len(block) for of_run in curves for block in of_run)
     large, dense = length > LARGE, length > min(PACKED, LARGE)
     views = [_view(run, index, large, runs) for index, run in enumerate(runs)]
     _side_by_side(views)
     compared = None if comparison is None else comparison_view(comparison, large)
     for view, saved in zip(views, arms, strict=False):
-        view["arms"] = [arms_view(each) for each in saved]
-    drawn_maps = [attention_view(run, each) for run, each in zip(runs, maps, strict=False)]
+        view["arms"] = [arms_view(experiment) for experiment in saved]
+    drawn_maps = [attention_view(run, attention) for run, attention in zip(runs, maps, strict=False)]
     for view, drawn in zip(views, drawn_maps, strict=False):
         view["attention"] = drawn.view
     drawings = ""
@@ -84,7 +84,7 @@ def _one_scale(known: list[dict[str, Any]]) -> None:
         columns = [run["columns"][run["scores"].index(name)] for run in known if name in run["scores"]]
         spans = [column for column in columns if column["low"] is not None]
         for column in spans:
-            column["low"], column["high"] = min(each["low"] for each in spans), max(each["high"] for each in spans)
+            column["low"], column["high"] = min(span["low"] for span in spans), max(span["high"] for span in spans)
 
 
 def _side_by_side(views: list[dict[str, Any]]) -> None:
@@ -92,8 +92,8 @@ def _side_by_side(views: list[dict[str, Any]]) -> None:
     row."""
     titles = dict.fromkeys(section.title for view in views for section in view["sections"])
     for view in views:
-        own = {section.title: section for section in view["sections"]}
-        view["sections"] = [own.get(title) for title in titles]
+        by_title = {section.title: section for section in view["sections"]}
+        view["sections"] = [by_title.get(title) for title in titles]
 
 
 def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
@@ -200,12 +200,12 @@ def _reach(runs: list[Run], *columns: str) -> tuple[float, float]:
 def _domains(run: Run) -> list[dict[str, Any]]:
     rows = []
     for name, domain in run.summary.domains.items():
-        for stream, each in domain.streams.items():
+        for stream, summary in domain.streams.items():
             epsilon = f"{run.summary.epsilon:g}"
             rows.append({
-                "domain": name, "stream": stream, "sink_rate": each.sink_rate_percent[epsilon].T,
-                "bos_mass": each.bos_mass.mean, "entropy": each.entropy.mean,
-                "dormant": each.dormant.count, "heads": each.heads,
+                "domain": name, "stream": stream, "sink_rate": summary.sink_rate_percent[epsilon].T,
+                "bos_mass": summary.bos_mass.mean, "entropy": summary.entropy.mean,
+                "dormant": summary.dormant.count, "heads": summary.heads,
             })  # fmt: skip
     return rows
 
@@ -218,9 +218,9 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
     """The tokens with the most attention on them as sinks, for each text; none for a run of an older sinkscope."""
     if run.tokens is None:
         return []
-    found = run.tokens[run.tokens["kind"] == "attention"]
+    tokens = run.tokens[run.tokens["kind"] == "attention"]
     tables = []
-    for caption, rows in groups(found):
+    for caption, rows in groups(tokens):
         shown = [_token(row) for row in rows.head(TOKENS).to_dict("records")]
         if shown:
             tables.append({"caption": caption, "rows": shown, "more": max(0, len(rows) - TOKENS)})
@@ -230,7 +230,7 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
 def _as_text(run: Run, line: str) -> str:
     """The sentence with its tokens as text, as the tables of tokens show them; their spelling stands there on hover."""
     summary = run.summary
-    for streams in (summary.streams, *(each.streams for each in (summary.domains or {}).values())):
+    for streams in (summary.streams, *(domain.streams for domain in (summary.domains or {}).values())):
         for beyond in (stream.sinks_beyond_first for stream in streams.values()):
             for token in [] if beyond is None else beyond.tokens:
                 if token.token is not None:

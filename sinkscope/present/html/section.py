@@ -40,8 +40,8 @@ class Section:
 def sections(run: Run, dense: bool) -> list[Section]:
     """The sections of all questions that the run holds an answer to, in the order of the questions."""
     modules = [question.part("section") for question in QUESTIONS.values()]
-    found: list[Section | None] = [module.section(run, dense) for module in modules if module is not None]
-    return [section for section in found if section is not None]
+    answers: list[Section | None] = [module.section(run, dense) for module in modules if module is not None]
+    return [section for section in answers if section is not None]
 
 
 def groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -142,11 +142,11 @@ def line_chart(
         )
     parts.append(plane.axes(x_label, y_label))
     for order, line in enumerate(lines):
-        known = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
-        joined = [False, *known[:-1]]
+        drawable = [math.isfinite(y) and (y > 0 or not log) for y in line.y]
+        joined = [False, *drawable[:-1]]
         places = line.places or [f"{x_label} {x:g}" for x in line.x]
         dots = zip(line.x, line.y, joined, places, strict=True)
-        shown = [each for each, there in zip(dots, known, strict=True) if there]
+        shown = [dot for dot, there in zip(dots, drawable, strict=True) if there]
         path = "".join(f"{'ML'[joins]}{plane.x(x):.1f} {plane.y(y):.1f}" for x, y, joins, _ in shown)
         parts.append(f'<path class="line c{order}" d="{path}"/>')
         for x, y, _, place in shown:

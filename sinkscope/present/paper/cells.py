@@ -99,5 +99,5 @@ def _written(row: dict[Any, Any], column: PaperColumn, place: int, writing: Writ
     error = float(row[f"{column.name}_sem"]) if column.interval else math.nan
     if math.isnan(error):
         return f"{float(value):.{place}f}"
-    own = places_of(error, place)
-    return f"{float(value):.{own}f}{writing.between}{error:.{own}f}"
+    digits = places_of(error, place)
+    return f"{float(value):.{digits}f}{writing.between}{error:.{digits}f}"

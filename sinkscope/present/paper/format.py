@@ -43,7 +43,7 @@ class Format:
     sources: bool = False
 
 
-_BUILT_IN = [each.name for each in pkgutil.iter_modules([str(Path(__file__).parent / "formats")])]
+_BUILT_IN = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "formats")])]
 FORMATS: Lookup[Format] = Lookup(
     "--format",
     {name: f"sinkscope.present.paper.formats.{name}:FORMAT" for name in _BUILT_IN},
@@ -55,4 +55,4 @@ FORMATS: Lookup[Format] = Lookup(
 
 def format_of_file(path: Path) -> Format | None:
     """The first format that has the file's extension; None where none has it."""
-    return next((each for each in FORMATS.values() if path.suffix.lower() in each.extensions), None)
+    return next((form for form in FORMATS.values() if path.suffix.lower() in form.extensions), None)

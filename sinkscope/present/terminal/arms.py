@@ -45,8 +45,8 @@ def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
     families = arms.table[arms.table["family"].notna()]
     numbers = sorted({int(number) for number in families["kept"]})
     rows = []
-    for name, own in families.groupby("family", sort=False):
-        by_number = {int(row["kept"]): row for row in own.to_dict("records")}
+    for name, members in families.groupby("family", sort=False):
+        by_number = {int(row["kept"]): row for row in members.to_dict("records")}
         rows.append((printable(str(name)), *(_increase(by_number.get(number)) for number in numbers)))
         controls = {number: _control(arms.table, row) for number, row in by_number.items()}
         if any(controls.values()):
@@ -88,7 +88,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
     if max(map(len, lines)) <= WIDTH:
         return lines
     numbers = aligned([row[1:] for row in rows], left=0)
-    return [line for row, own in zip(rows, numbers, strict=True) for line in (row[0], f"    {own}")]
+    return [line for row, values in zip(rows, numbers, strict=True) for line in (row[0], f"    {values}")]
 
 
 COSINES = ("cosine of tokens", "rises", "falls", "above random", "below random", "largest change", "layer")
@@ -96,12 +96,12 @@ COSINES = ("cosine of tokens", "rises", "falls", "above random", "below random",
 
 def _alike(arms: Arms) -> list[str]:
     """A row for each arm that has a control: after how many layers the mean cosine of its tokens rises, and falls."""
-    found = pd.DataFrame() if arms.cosines is None else compared_layers(arms.cosines)
+    compared = pd.DataFrame() if arms.cosines is None else compared_layers(arms.cosines)
     names = ("more", "less", "more_than_random", "less_than_random")
     rows = [
         (printable(str(row["arm"])), *(f"{row[name]} of {row['layers']}" for name in names),
          estimate(row["change"], row["change_sem"], 4, sign=True), str(row["layer"]))
-        for row in found.to_dict("records")
+        for row in compared.to_dict("records")
     ]  # fmt: skip
     return [*aligned([COSINES, *rows]), ""] if rows else []
 
@@ -121,8 +121,8 @@ def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
 
 
 def _control(table: pd.DataFrame, row: dict[str, Any]) -> dict[str, Any] | None:
-    found = table[table["arm"] == row["control"]]
-    return None if found.empty else dict(found.iloc[0])
+    controls = table[table["arm"] == row["control"]]
+    return None if controls.empty else dict(controls.iloc[0])
 
 
 def _increase(row: dict[str, Any] | None) -> str:

@@ -112,7 +112,7 @@ def _maps(rows: pd.DataFrame, metric: str, width: int, color: bool) -> list[Rend
     left_out = len(groups) - MAPS
     if left_out > 0:
         groups.sort(key=lambda group: -group[1]["difference"].abs().fillna(0).max())
-    drawn: list[RenderableType] = [_map(own, metric, keys, rows, width, color) for keys, own in groups[:MAPS]]
+    drawn: list[RenderableType] = [_map(part, metric, keys, rows, width, color) for keys, part in groups[:MAPS]]
     return drawn + _more(left_out, "map")
 
 
@@ -121,7 +121,7 @@ def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, wid
 
     Where they do not fit, one character per head: + - from a tenth of the largest difference on, ▲ ▼ from half of it.
     """
-    layers = [MapRow(layer, own["difference"].tolist()) for layer, own in rows.groupby("layer", sort=False)]
+    layers = [MapRow(layer, part["difference"].tolist()) for layer, part in rows.groupby("layer", sort=False)]
     heads = max(len(layer.values) for layer in layers)
     wide = PLACES["layer"] + PLACES["value"] * heads <= width
     most = float(all_rows["difference"].abs().max())
@@ -159,18 +159,18 @@ def _mark(value: float, most: float) -> str:
 def _strongest(rows: pd.DataFrame, width: int) -> Table:
     """The heads with the largest differences, a few for each metric."""
     metrics, several = rows["metric"].unique(), rows["domain"].nunique() > 1
-    each = max(2, STRONGEST // len(metrics))
+    shown = max(2, STRONGEST // len(metrics))
     cells = []
     for metric in metrics[:STRONGEST]:
-        own = rows[(rows["metric"] == metric) & (rows["difference"].abs() > 0)]
-        order = own["difference"].abs().sort_values(ascending=False, kind="stable").index[:each]
+        moved = rows[(rows["metric"] == metric) & (rows["difference"].abs() > 0)]
+        order = moved["difference"].abs().sort_values(ascending=False, kind="stable").index[:shown]
         cells += [
             ({"data": printable(str(row["domain"]))} if several else {})
             | {"head": f"{row['layer']}.{row['head']}", "metric": printable(str(metric))}
             | ({"A": significant(row["a"])} if width >= TINY else {})
             | {"B": significant(row["b"]), "difference": _change(row, width)}
             | ({"q": probability(row["q"])} if width >= NARROW else {})
-            for row in own.loc[order].to_dict("records")
+            for row in moved.loc[order].to_dict("records")
         ]
     return _table("heads that moved most", cells)
 

@@ -17,56 +17,56 @@ UNREAD = 5
 PATHS = {"interface": "attention interface", "inline": "the model's own code", None: "not known"}
 
 
-def render_forecast(found: Forecast) -> str:
+def render_forecast(forecast: Forecast) -> str:
     """The forecast as text, which ends with what it is: an estimate."""
     lines = [
         *_wrapped(
-            f"Dry run of {found.command}: {printable(found.model)}, {found.family}, {found.parameters:,} parameters in "
-            f"{found.dtype}. Nothing was loaded and nothing is written."
+            f"Dry run of {forecast.command}: {printable(forecast.model)}, {forecast.family}, {forecast.parameters:,} "
+            f"parameters in {forecast.dtype}. Nothing was loaded and nothing is written."
         ),
         "",
-        *_attention(found),
+        *_attention(forecast),
         "",
-        *_memory(found),
+        *_memory(forecast),
         "",
-        *_passes(found),
+        *_passes(forecast),
         "",
-        *_time(found),
+        *_time(forecast),
     ]
-    for note in found.notes:
+    for note in forecast.notes:
         lines += _wrapped(f"note: {printable(note)}")
     return "\n".join([*lines, ""])
 
 
-def _attention(found: Forecast) -> list[str]:
+def _attention(forecast: Forecast) -> list[str]:
     rows = [("attention", "calls", "heads", "KV heads", "read by")]
-    for each in found.attention:
-        score = "" if each.score in ("softmax", "unknown") else f", {printable(each.score)}"
+    for kind in forecast.attention:
+        score = "" if kind.score in ("softmax", "unknown") else f", {printable(kind.score)}"
         rows.append(
             (
-                printable(f"{each.stream} {each.kind}") + score, str(each.calls), str(each.heads), str(each.kv_groups),
-                PATHS.get(each.path, printable(str(each.path))),
+                printable(f"{kind.stream} {kind.kind}") + score, str(kind.calls), str(kind.heads), str(kind.kv_groups),
+                PATHS.get(kind.path, printable(str(kind.path))),
             )
         )  # fmt: skip
-    lines = aligned(rows) if found.attention else ["The configuration names no count of attention layers and heads."]
-    lines += [f"{found.layers} attention calls, {found.heads:,} heads, found by {found.found_by}"]
-    if found.found_by == CONFIGURATION and found.why is not None:
-        lines += _wrapped(f"why not by a pass: {printable(found.why)}")
-    if found.unread:
-        more = f" and {len(found.unread) - UNREAD} more" if len(found.unread) > UNREAD else ""
+    lines = aligned(rows) if forecast.attention else ["The configuration names no count of attention layers and heads."]
+    lines += [f"{forecast.layers} attention calls, {forecast.heads:,} heads, found by {forecast.found_by}"]
+    if forecast.found_by == CONFIGURATION and forecast.why is not None:
+        lines += _wrapped(f"why not by a pass: {printable(forecast.why)}")
+    if forecast.unread:
+        more = f" and {len(forecast.unread) - UNREAD} more" if len(forecast.unread) > UNREAD else ""
         lines += _wrapped(
             f"not read, as their attention is no single map of queries and keys: "
-            f"{', '.join(map(printable, found.unread[:UNREAD]))}{more}"
+            f"{', '.join(map(printable, forecast.unread[:UNREAD]))}{more}"
         )
     return lines
 
 
-def _memory(found: Forecast) -> list[str]:
-    held = found.memory
-    piece = f"{found.batch_size} x {found.seq_len} tokens"
+def _memory(forecast: Forecast) -> list[str]:
+    held = forecast.memory
+    piece = f"{forecast.batch_size} x {forecast.seq_len} tokens"
     rows = [
         ("memory", ""),
-        (f"weights, {found.dtype}", _size(held.weights)),
+        (f"weights, {forecast.dtype}", _size(held.weights)),
         (f"most that a pass of {piece} holds", _size(held.activations)),
         ("what watching adds to it", _size(held.watching)),
     ]
@@ -77,54 +77,54 @@ def _memory(found: Forecast) -> list[str]:
     if held.files is not None:
         rows.append(("(weight files)", _size(held.files)))
     lines = aligned(rows)
-    if held.free is not None and found.fits is not None:
-        fits = "fits" if found.fits else "does not fit"
+    if held.free is not None and forecast.fits is not None:
+        fits = "fits" if forecast.fits else "does not fit"
         lines += _wrapped(f"{fits} on {held.device}, where {_size(held.free)} are free now")
-    if found.gpus is not None:
-        cards, each, hold = ("GPU", "", "holds") if found.gpus == 1 else ("GPUs", "each ", "hold")
+    if forecast.gpus is not None:
+        cards, each, hold = ("GPU", "", "holds") if forecast.gpus == 1 else ("GPUs", "each ", "hold")
         lines += _wrapped(
-            f"{found.gpus} {cards} of {found.gpu_bytes / 1e9:g} GB, {each}filled to {found.margin:.0%}, {hold} "
-            "weights, pass and sums"
+            f"{forecast.gpus} {cards} of {forecast.gpu_bytes / 1e9:g} GB, {each}filled to {forecast.margin:.0%}, "
+            f"{hold} weights, pass and sums"
         )
     return lines
 
 
-def _passes(found: Forecast) -> list[str]:
+def _passes(forecast: Forecast) -> list[str]:
     rows = [("forward passes", "passes", "sequences", "tokens each", "tokens")]
     rows += [
-        (printable(each.what), f"{each.passes:,}", f"{each.sequences:,}", f"{each.length:,}", f"{each.tokens:,}")
-        for each in found.passes
+        (printable(entry.what), f"{entry.passes:,}", f"{entry.sequences:,}", f"{entry.length:,}", f"{entry.tokens:,}")
+        for entry in forecast.passes
     ]
     lines = aligned(rows)
-    if found.trials is not None:
+    if forecast.trials is not None:
         lines += _wrapped(
-            f"each sequence is read {found.trials} times: once unablated, once under each arm, and once for each draw "
-            "of a control"
+            f"each sequence is read {forecast.trials} times: once unablated, once under each arm, and once for each "
+            "draw of a control"
         )
     return lines
 
 
-def _time(found: Forecast) -> list[str]:
-    if found.time is None or found.flops is None:
+def _time(forecast: Forecast) -> list[str]:
+    if forecast.time is None or forecast.flops is None:
         return ["The time cannot be estimated from the configuration alone."]
-    time = found.time
+    time = forecast.time
     rate = f"{time.rate / 1e12:.3g} TFLOP/s"
     source = f"{time.utilisation:.0%} of {'the rate measured for a matrix product' if time.measured else 'the peak'}"
     return _wrapped(
-        f"An estimate: {found.flops:.3g} FLOP on {printable(time.machine)} at {rate} ({source}) take about "
+        f"An estimate: {forecast.flops:.3g} FLOP on {printable(time.machine)} at {rate} ({source}) take about "
         f"{duration(time.seconds)}, without loading; it may be off by a factor of {time.factor:g} "
         f"({duration(time.least)} to {duration(time.most)})."
     )
 
 
-def render_total(found: Sequence[Forecast], notes: Sequence[str]) -> str:
+def render_total(forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
     """The passes and the time of several forecasts together, and what they leave out."""
-    passes = sum(each.passes for forecast in found for each in forecast.passes)
-    words = f"{len(found)} measurements in all, {passes:,} forward passes"
-    if times := [forecast.time for forecast in found if forecast.time is not None]:
-        least, most = (sum(getattr(each, end) for each in times) for end in ("least", "most"))
-        words += f", about {duration(sum(each.seconds for each in times))} ({duration(least)} to {duration(most)})"
-    lines = ["", *_wrapped(f"{words}.")] if found else ["Nothing would be measured."]
+    passes = sum(entry.passes for forecast in forecasts for entry in forecast.passes)
+    words = f"{len(forecasts)} measurements in all, {passes:,} forward passes"
+    if times := [forecast.time for forecast in forecasts if forecast.time is not None]:
+        least, most = (sum(getattr(time, end) for time in times) for end in ("least", "most"))
+        words += f", about {duration(sum(time.seconds for time in times))} ({duration(least)} to {duration(most)})"
+    lines = ["", *_wrapped(f"{words}.")] if forecasts else ["Nothing would be measured."]
     for note in notes:
         lines += _wrapped(f"note: {printable(note)}")
     return "\n".join([*lines, ""])

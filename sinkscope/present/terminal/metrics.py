@@ -38,7 +38,9 @@ TITLES = {
     "sinks": "sinks.parquet: one row for every sink of every sequence. First the kinds of sinks, then the columns",
     "tokens": "tokens.csv: one row per (stream, kind of sink, token, first or not)",
 }
-NOTATION = {table.name: each.notation for each in QUESTIONS.values() for table in each.tables if each.notation}
+NOTATION = {
+    table.name: question.notation for question in QUESTIONS.values() for table in question.tables if question.notation
+}
 """What the formulas of a table's columns have in common."""
 MEANS = (
     "A column is computed for each sequence. The table shows its mean over sequences,\n"
@@ -142,21 +144,21 @@ def _symbols(columns: list[dict[str, Any]]) -> list[str]:
 
 def _stands_in(symbol: str, formulas: str) -> bool:
     """Whether a symbol, or one of several, is written somewhere: `A[i,j]` as A[..., `k_j` as k_... or k alone."""
-    stems = (re.split(r"(?<!W)[_[]", each)[0] for each in symbol.split(", "))
+    stems = (re.split(r"(?<!W)[_[]", part)[0] for part in symbol.split(", "))
     return any(re.search(rf"(?<![\w'])(?<!W_){re.escape(stem)}(?:[_[]|(?!\w))", formulas) for stem in stems)
 
 
 def anchor(column: Column) -> str:
     """The anchor of a column's definition on docs/metrics.md; its name, or with its table where another has it."""
-    first = next((each for each in catalogue() if each.name == column.name and each.shown), column)
+    first = next((entry for entry in catalogue() if entry.name == column.name and entry.shown), column)
     return column.name if column.table == first.table else f"{column.name}-{column.table}"
 
 
 def _address(column: dict[str, Any]) -> list[str]:
     """The line that says where a column that comes with sinkscope is defined; none for a user's own metric."""
     key = (column["name"], column["table"])
-    known = [each for each in catalogue() if (each.name, each.table) == key]
-    return [f"Address: docs/metrics.md#{anchor(known[0])}"] if known else []
+    entries = [entry for entry in catalogue() if (entry.name, entry.table) == key]
+    return [f"Address: docs/metrics.md#{anchor(entries[0])}"] if entries else []
 
 
 def render_examples(examples: Iterable[Example]) -> str:
@@ -196,8 +198,8 @@ def render_schema(name: str | None) -> str:
         return _json(json_schema(RECORDS[name][0]))
     if name in SHOWN:
         return _json(table_schema(SHOWN[name]))
-    known = [*RECORDS, *SHOWN]
-    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+    choices = [*RECORDS, *SHOWN]
+    raise SinkscopeError(f"no file or table {name!r}: choose one of {', '.join(choices)}{did_you_mean(name, choices)}")
 
 
 def table_schema(table: TableSchema) -> dict[str, Any]:

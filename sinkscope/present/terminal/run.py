@@ -116,7 +116,7 @@ def _answers(summary: StreamSummary) -> Text:
 
 def _across_domains(summary: StreamSummary) -> list[Text]:
     """What measurements say about all domains together: each domain's own answer cannot."""
-    sentences = [str(found["in_words"]) for found in summary.measured.values() if "in_words" in found]
+    sentences = [str(measured["in_words"]) for measured in summary.measured.values() if "in_words" in measured]
     return [Text(printable(sentence), style="bold") for sentence in sentences]
 
 
@@ -243,12 +243,12 @@ def render_models(runs: Sequence[Run]) -> str:
     for run in runs:
         answers = {name: entry.streams for name, entry in run.summary.domains.items()}
         for domain, streams in (answers or {run.manifest.data[0].domain: run.summary.streams}).items():
-            for stream, each in streams.items():
+            for stream, summary in streams.items():
                 text = domain if len(streams) == 1 else f"{domain}, {stream}"
-                rate = each.sink_rate_percent[f"{run.summary.epsilon:g}"].T
+                rate = summary.sink_rate_percent[f"{run.summary.epsilon:g}"].T
                 rows.append((
-                    printable(run.manifest.model.shown), printable(text), str(each.tokens_per_sequence),
-                    str(each.heads), str(each.sink_heads), fixed(rate, 1), fixed(each.sink_score.mean, 3),
-                    str(each.dormant.count),
+                    printable(run.manifest.model.shown), printable(text), str(summary.tokens_per_sequence),
+                    str(summary.heads), str(summary.sink_heads), fixed(rate, 1), fixed(summary.sink_score.mean, 3),
+                    str(summary.dormant.count),
                 ))  # fmt: skip
     return "\n".join(["", "all models", *aligned(rows, left=2), ""])

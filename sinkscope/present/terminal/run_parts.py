@@ -79,12 +79,12 @@ def dormant_rows(run: Run, stream: str) -> Text:
     rule = printable(run.summary.streams[stream].dormant.rule)
     text = Text(f"\ndormant heads ({rule}), by dataset\n", style="bold")
     entries = {domain: entry.streams for domain, entry in run.summary.domains.items() if stream in entry.streams}
-    found = {domain: streams[stream].dormant for domain, streams in entries.items()}
-    none = [domain for domain, dormant in found.items() if not dormant.count and not dormant.unknown]
-    some = [domain for domain in found if domain not in none]
+    by_domain = {domain: streams[stream].dormant for domain, streams in entries.items()}
+    none = [domain for domain, dormant in by_domain.items() if not dormant.count and not dormant.unknown]
+    some = [domain for domain in by_domain if domain not in none]
     for domain in some[:ROWS]:
         text.append(f"{printable(domain)}: ", style="bold")
-        text.append(f"{dormant_heads(found[domain], entries[domain][stream].heads)}\n", style="not bold")
+        text.append(f"{dormant_heads(by_domain[domain], entries[domain][stream].heads)}\n", style="not bold")
     if len(some) > ROWS:
         text.append(f"and in {len(some) - ROWS} more datasets (heads.csv)\n", style="not bold")
     if none:
@@ -107,22 +107,22 @@ def contrast_rows(run: Run, stream: str) -> list[RenderableType]:
         a, b = printable(entry.a), printable(entry.b)
         kind = "paired" if entry.paired else "Welch"
         parts.append(Text(f"\n{mass}, {a} against {b} ({kind} t-test; difference = {b} - {a})", style="bold"))
-        found = [head for head in entry.heads if head.stream == stream]
+        heads = [head for head in entry.heads if head.stream == stream]
         rate = f"{entry.false_discovery_rate:g}"
         parts.append(Text(
-            f"{len(found)} of {_tested(run, entry, stream)} heads differ: q < {rate} (Benjamini-Hochberg)"
-            + (" (domains.csv has all)" if len(found) > SHOWN else ""), style="not bold",
+            f"{len(heads)} of {_tested(run, entry, stream)} heads differ: q < {rate} (Benjamini-Hochberg)"
+            + (" (domains.csv has all)" if len(heads) > SHOWN else ""), style="not bold",
         ))  # fmt: skip
-        if found:
-            parts.append(_largest(found[:SHOWN]))
+        if heads:
+            parts.append(_largest(heads[:SHOWN]))
     return parts
 
 
 def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
     """The pairs with the largest difference that holds, one row each, and how many pairs more there are."""
     compared = run.summary.domains_compared
-    found = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
-    differing = sorted((pair for pair in found if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
+    pairs = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
+    differing = sorted((pair for pair in pairs if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
     rate = f"{compared[0].false_discovery_rate:g}"
     text = Text(
         f"\n{first_mass(run.summary.first_token)}, {len(compared)} pairs of datasets (t-tests; difference = b - a)\n",
@@ -193,10 +193,10 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
     """The tokens with the most attention on them as sinks; nothing where there are none, or in an older run."""
     if run.tokens is None:
         return []
-    found = run.tokens[(run.tokens["stream"] == stream) & (run.tokens["kind"] == "attention")]
+    tokens = run.tokens[(run.tokens["stream"] == stream) & (run.tokens["kind"] == "attention")]
     if domain is not None:
-        found = found[found["domain"] == domain]
-    if found.empty:
+        tokens = tokens[tokens["domain"] == domain]
+    if tokens.empty:
         return []
     headers = ("token", "region", "place", "sinks", "of", "rate", "heads", "layers", "alpha_k", "share")
     rows = [
@@ -204,13 +204,13 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
          "first" if row["first"] else "later", str(row["sinks"]), str(row["occurrences"]), fixed(row["rate"], 3),
          str(row["heads"]), f"{row['first_layer']}-{row['last_layer']}", fixed(row["mean_alpha"], 3),
          fixed(row["sink_share"], 3))
-        for row in found.head(TOKENS_SHOWN).to_dict("records")
+        for row in tokens.head(TOKENS_SHOWN).to_dict("records")
     ]  # fmt: skip
     where = f" on {printable(domain)}" if domain else ""
     title = f"\ntokens that are sinks{where}: alpha_k > {run.summary.epsilon:g} in some head"
     return [
         table(title, headers, rows, left=headers[:3]),
-        *more(len(found) - TOKENS_SHOWN, "token", "tokens.csv"),
+        *more(len(tokens) - TOKENS_SHOWN, "token", "tokens.csv"),
         Text(MEANS),
     ]
 

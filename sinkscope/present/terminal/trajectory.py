@@ -29,16 +29,16 @@ def render_trajectory(
 ) -> str:
     """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
     lines = [*_steps(trajectory, epsilon), NOTE, "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
-    found = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
-    found = found.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
-    if len(found):
+    heads = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
+    heads = heads.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
+    if len(heads):
         rows = [
             ("head", "from step", "alpha_0 first", "last", "shape"),
-            *(_row(row) for row in found.to_dict("records")),
+            *(_row(row) for row in heads.to_dict("records")),
         ]
         lines += ["", *aligned(rows[: HEADS + 1])]
-        if len(found) > HEADS:
-            lines.append(f"{len(found) - HEADS} more heads are in emergence.csv")
+        if len(heads) > HEADS:
+            lines.append(f"{len(heads) - HEADS} more heads are in emergence.csv")
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
@@ -50,16 +50,16 @@ def render_trajectory(
 
 def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
     first = trajectory.iloc[0]
-    own = trajectory[
+    model_rows = trajectory[
         (trajectory["domain"] == first["domain"])
         & (trajectory["stream"] == first["stream"])
         & (trajectory["level"] == "model")
     ]
-    steps = sorted(own["step"].unique())
+    steps = sorted(model_rows["step"].unique())
     shown = steps if len(steps) <= STEPS else [steps[round(i * (len(steps) - 1) / (STEPS - 1))] for i in range(STEPS)]
     rows = [("step", f"sink rate (eps {epsilon:g})", "alpha_0", "bos_mass", "dormant heads")]
     for step in shown:
-        values = own[own["step"] == step].set_index("metric")
+        values = model_rows[model_rows["step"] == step].set_index("metric")
         rows.append((
             str(step), f"{values['value']['sink_rate']:.1f} %",
             estimate(values["value"]["sink_score"], values["sem"]["sink_score"], 3),

@@ -59,8 +59,8 @@ _declare("cos_first_input", "Mean of cos(z_0, z_j) over the tokens j >= 1 in the
 def cosine_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """cosine_curve.csv: one row per (stream, layer, length), for each domain where there are several."""
 
-    def columns(found: dict[str, np.ndarray]) -> dict[str, object]:
-        run = CurveRun({name: found[quantity_name(name)] for name in COSINES})
+    def columns(values: dict[str, np.ndarray]) -> dict[str, object]:
+        run = CurveRun({name: values[quantity_name(name)] for name in COSINES})
         return {name: column.compute(run) for name, column in RUN_COLUMNS[TABLE].items()}
 
     return measured_curve([quantity_name(name) for name in COSINES], domains, sites, columns)

@@ -47,8 +47,8 @@ def first_table(domains: list[Domain], sites: list[Site], bos_id: int | None, ep
     frames = []
     for site in sites:
         rows: dict[str, Any] = site_keys(site) | {"head": np.arange(site.heads), "module": site.name}
-        found = {name: _of_texts(kinds[kind], site, values) for name, (kind, values) in columns.items()}
-        for name, values in found.items():
+        arrays = {name: _of_texts(kinds[kind], site, values) for name, (kind, values) in columns.items()}
+        for name, values in arrays.items():
             rows |= {name: mean(values), f"{name}_sem": sem(values), f"{name}_rate": _rate(values, epsilon)}
         later, other = rows["alpha_bos_later"], rows["alpha_0_other_first"]
         verdicts = [verdict(*pair, epsilon) for pair in zip(later, other, strict=True)]
@@ -72,12 +72,12 @@ def add_first(streams: dict[str, StreamSummary], table: pd.DataFrame, epsilon: f
     for name, stream in streams.items():
         rows = table[table["stream"] == name]
         sinks = rows[rows["alpha_0_bos_first"] > epsilon]
-        counts = {each: int((rows["verdict"] == each).sum()) for each in VERDICTS}
+        counts = {answer: int((rows["verdict"] == answer).sum()) for answer in VERDICTS}
         stream.measured["first"] = counts | {
             "heads": len(rows),
             "missing": int(rows["verdict"].isna().sum()),
             "sinks_on_bos": len(sinks) if rows["alpha_0_bos_first"].notna().any() else None,
-            "of_sinks_on_bos": {each: int((sinks["verdict"] == each).sum()) for each in VERDICTS},
+            "of_sinks_on_bos": {answer: int((sinks["verdict"] == answer).sum()) for answer in VERDICTS},
             "in_words": _words(rows, sinks, counts),
         }
 
@@ -92,7 +92,7 @@ def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> s
         heads, whose = sinks, "heads with a sink on BOS at position 0"
         if sinks.empty:
             return f"Position or token: no head of {len(rows)} has a sink on BOS at position 0."
-        counts = {each: int((sinks["verdict"] == each).sum()) for each in VERDICTS}
+        counts = {answer: int((sinks["verdict"] == answer).sum()) for answer in VERDICTS}
     return (
         f"Position or token: of {len(heads)} {whose}, {counts['token']} follow BOS to a later position (token), "
         f"{counts['position']} stay at position 0 whatever stands there (position), {counts['both']} do both, "
@@ -115,9 +115,9 @@ def _of_texts(domains: list[Domain], site: Site, read: Callable[[SiteValues], np
         if values is not None:
             by_text[domain.corpus.source].append(values)
     texts = []
-    for own in by_text.values():
-        count = min(map(len, own))  # an interrupted scan has measured fewer of the last domain
-        texts.append(np.mean([values[:count] for values in own], axis=0))
+    for readings in by_text.values():
+        count = min(map(len, readings))  # an interrupted scan has measured fewer of the last domain
+        texts.append(np.mean([values[:count] for values in readings], axis=0))
     return np.concatenate(texts) if texts else np.full((1, site.heads), np.nan)
 
 

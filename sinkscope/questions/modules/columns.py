@@ -55,8 +55,8 @@ class Sizes:
         loop = loops.loops_over("inputs", read, read.shape[1] * read.shape[2])
         if loop is not None:
             return cls(*_looped(loop, read))
-        each = [_read(part) for part in (read.split(1) if read.device.type == "cpu" else (read,))]
-        return cls(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+        sizes = [_read(part) for part in (read.split(1) if read.device.type == "cpu" else (read,))]
+        return cls(*(torch.cat(parts) for parts in zip(*sizes, strict=True)))
 
 
 def _looped(loop: ModuleType, read: Inputs) -> tuple[Tensor, ...]:
@@ -94,8 +94,8 @@ def _count(compare: Callable[..., Tensor], values: Inputs, bounds: PerToken) -> 
     rows = max(1, FLAGS // values.shape[-1]) if values.device.type == "cpu" else values.shape[1]
     pieces = zip(values.split(rows, 1), bounds.unsqueeze(-1).split(rows, 1), strict=True)
     flags = torch.empty_like(values[:, :rows])
-    found = [compare(piece, bound, out=flags[:, : piece.shape[1]]).sum(-1) for piece, bound in pieces]
-    return torch.cat(found, 1).long()
+    counts = [compare(piece, bound, out=flags[:, : piece.shape[1]]).sum(-1) for piece, bound in pieces]
+    return torch.cat(counts, 1).long()
 
 
 INPUT_COLUMNS: dict[str, Metric] = {}

@@ -39,8 +39,8 @@ class Modules(Measurement):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        found = subject.model.named_modules()
-        self.linear = [name for name, module in found if isinstance(module, linear_kinds())]
+        modules = subject.model.named_modules()
+        self.linear = [name for name, module in modules if isinstance(module, linear_kinds())]
         self._found: dict[str, dict[str, Tensor]] = {}
 
     def quantities(self) -> tuple[Quantity, ...]:
@@ -73,10 +73,10 @@ class Modules(Measurement):
         return hook
 
     def parts(self) -> Parts:
-        found, self._found = self._found, {}
+        by_module, self._found = self._found, {}
         # Modules that read one tensor get copies: shards must not hold tensors that share memory.
-        copies = {name: {key: value.clone() for key, value in own.items()} for name, own in found.items()}
-        return {name: [Part(len(own[PLACES]), True, 0, 0, own)] for name, own in copies.items()}
+        copies = {name: {key: value.clone() for key, value in tensors.items()} for name, tensors in by_module.items()}
+        return {name: [Part(len(tensors[PLACES]), True, 0, 0, tensors)] for name, tensors in copies.items()}
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         tokenizer = findings.reading.tokenizer
@@ -105,8 +105,8 @@ def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:
     """The columns [sequence, column] and the position of the largest entry [sequence], on the CPU."""
     if batch.spans is None:
         return _of(read)
-    each = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(batch.spans)]
-    return {name: torch.cat([part[name] for part in each]) for name in (VALUES, PLACES)}
+    parts = [_of(read[row : row + 1, first:past]) for row, (first, past) in enumerate(batch.spans)]
+    return {name: torch.cat([part[name] for part in parts]) for name in (VALUES, PLACES)}
 
 
 def _of(read: Tensor) -> dict[str, Tensor]:

@@ -41,8 +41,8 @@ def _declare(name: str, column: Metric) -> None:
         return float(sem(run.values[name]))
 
     text = f"Standard error of {name} over sequences."
-    own = RunColumn(name, TABLE, column.unit, column.range, column.formula, column.source, average)
-    RUN_COLUMNS[TABLE][name] = own
+    mean_column = RunColumn(name, TABLE, column.unit, column.range, column.formula, column.source, average)
+    RUN_COLUMNS[TABLE][name] = mean_column
     RUN_COLUMNS[TABLE][f"{name}_sem"] = RunColumn(
         f"{name}_sem", TABLE, column.unit, "[0, inf)", text, column.source, error
     )
@@ -84,7 +84,7 @@ def module_table(domains: list[Domain], sites: list[Site], spelled: Callable[[in
             rows.append({
                 "domain": domain.name, "stream": None if site is None else site.stream,
                 "layer": None if site is None else site.layer, "module": module,
-                **{each: column.compute(run) for each, column in RUN_COLUMNS[TABLE].items()},
+                **{column_name: column.compute(run) for column_name, column in RUN_COLUMNS[TABLE].items()},
             })  # fmt: skip
     keys = ["domain", "stream", "layer", "module"]
     table = pd.DataFrame(rows, columns=[*keys, *RUN_COLUMNS[TABLE]])

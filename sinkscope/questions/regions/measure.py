@@ -64,17 +64,17 @@ class RegionMeasure(Measurement):
         return self._regions[row : row + batch]
 
     def _of_view(self, view: LayerView) -> Tensor:
-        """[sequence, head, region x column]: see `runs.regions.COLUMNS`; NaN for a region without queries."""
+        """[sequence, head, region x column]: see `COLUMNS` of `tables.py`; NaN for a region without queries."""
         markers = view.readings.get(self.name)
-        attention, own = view.attention, view.attention.diagonal
-        if self._regions is None or markers is None or own is None or not attention.causal:
+        attention, diagonal = view.attention, view.attention.diagonal
+        if self._regions is None or markers is None or diagonal is None or not attention.causal:
             raise Missing
         if view.site.stream == "decoder":  # it reads the text one place later, so these queries are other tokens
             raise Missing
         row = self._reached.get(view.site.name, 0)
         self._reached[view.site.name] = row + view.batch
         rows = self._regions[row : row + view.batch, : view.queries].to(markers.device)
-        values = as_float64(torch.stack([attention.first, own, markers, attention.entropy], -1))
+        values = as_float64(torch.stack([attention.first, diagonal, markers, attention.entropy], -1))
         values = values[:, :, 1:]  # query 0 sees itself alone
         member = torch.nn.functional.one_hot(rows[:, 1:].clamp(min=0), len(REGIONS)).to(values)
         member = member * (rows[:, 1:, None] >= 0)

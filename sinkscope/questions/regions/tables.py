@@ -26,31 +26,31 @@ def region_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     frames = []
     for domain in domains:
         for site in sites:
-            found = domain.sites[site.name].arrays.get("regions") if site.name in domain.sites else None
-            if found is not None:
-                frames += _of_site(domain.name if len(domains) > 1 else None, site, found)
+            values = domain.sites[site.name].arrays.get("regions") if site.name in domain.sites else None
+            if values is not None:
+                frames += _of_site(domain.name if len(domains) > 1 else None, site, values)
     return pd.concat(frames, ignore_index=True) if frames else _nothing(len(domains) > 1)
 
 
 def _nothing(with_domain: bool) -> pd.DataFrame:
     """The table without a row, of a scan that read no conversations."""
     types = {"string": "string", "integer": "int64", "number": "float64"}
-    columns = [each for each in table_columns(QUESTION.tables[0]) if with_domain or each.name != "domain"]
-    return pd.DataFrame({each.name: pd.Series(dtype=types[each.type]) for each in columns})
+    columns = [column for column in table_columns(QUESTION.tables[0]) if with_domain or column.name != "domain"]
+    return pd.DataFrame({column.name: pd.Series(dtype=types[column.type]) for column in columns})
 
 
 def _of_site(domain: str | None, site: Site, found: np.ndarray) -> list[pd.DataFrame]:
     values = found.reshape(len(found), site.heads, len(REGIONS), len(COLUMNS))
     frames = []
     for index, region in enumerate(REGIONS):
-        own = values[:, :, index]
-        if not (own[..., 0] > 0).any():
+        of_region = values[:, :, index]
+        if not (of_region[..., 0] > 0).any():
             continue
         rows: dict[str, Any] = {} if domain is None else {"domain": domain}
         rows |= site_keys(site) | {"head": np.arange(site.heads), "region": region}
-        rows |= {"sequences": (own[..., 0] > 0).sum(0), "queries": own[..., 0].sum(0).astype(int)}
+        rows |= {"sequences": (of_region[..., 0] > 0).sum(0), "queries": of_region[..., 0].sum(0).astype(int)}
         for column, name in enumerate(COLUMNS[1:], 1):
-            rows |= {name: mean(own[..., column]), f"{name}_sem": sem(own[..., column])}
+            rows |= {name: mean(of_region[..., column]), f"{name}_sem": sem(of_region[..., column])}
         frames.append(pd.DataFrame(rows))
     return frames
 
@@ -63,15 +63,15 @@ def add_regions(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
             continue
         means = rows.groupby("region", sort=False)[list(COLUMNS[1:])].mean()
         queries = rows.groupby("region", sort=False)["queries"].max()
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             region: {"queries": int(queries[region]), **{key: float(value) for key, value in row.items()}}
             for region, row in means.to_dict("index").items()
         }
         shown = ", ".join(f"{region} {means.loc[region, 'bos_mass']:.3f}" for region in means.index)
         most = str(means["marker_mass"].idxmax())
         markers = "The template's markers" if {*ROLES} & {*means.index} else "Special tokens"
-        found["in_words"] = (
+        summary["in_words"] = (
             f"Attention on the first token, by whose words the query is: {shown}. {markers} get most from {most} "
             f"({means.loc[most, 'marker_mass']:.3f})."
         )
-        stream.measured["regions"] = found
+        stream.measured["regions"] = summary

@@ -38,20 +38,20 @@ def paint_cosine(series: Series, panels: list[Axes], named: bool) -> None:
     for axes, lines, label in zip(
         panels, (COSINES_OF_TOKENS, COSINES_WRITTEN), ("tokens", "tokens and a head"), strict=True
     ):
-        found = cells(series.run, series.data.domain, "layer", [line[0] for line in lines])
-        own = (found.places["stream"] == series.stream).to_numpy()
-        layers, averages, errors = found.places["layer"][own], mean(found.values)[own], sem(found.values)[own]
+        curves = cells(series.run, series.data.domain, "layer", [line[0] for line in lines])
+        here = (curves.places["stream"] == series.stream).to_numpy()
+        layers, averages, errors = curves.places["layer"][here], mean(curves.values)[here], sem(curves.values)[here]
         for name, shown, color, style, marker in lines:
-            if name not in found.names:
+            if name not in curves.names:
                 continue
-            at = found.names.index(name)
+            at = curves.names.index(name)
             values, error = averages[:, at], errors[:, at]
             axes.plot(layers, values, color=color, linestyle=style, marker=marker, ms=2, linewidth=1, label=shown)
             axes.fill_between(layers, values - error, values + error, color=color, alpha=0.25, linewidth=0)
         if not axes.lines:
             raise SinkscopeError(f"{series.label}: no cosine of {label} was measured")
         shared = axes.get_shared_y_axes().get_siblings(axes)
-        lowest = np.nanmin([np.nanmin(line.get_ydata()) for each in shared for line in each.lines])
+        lowest = np.nanmin([np.nanmin(line.get_ydata()) for sibling in shared for line in sibling.lines])
         axes.set_ylim(min(0.0, float(lowest)), 1.02)
         by_layer(axes)
         if named:
@@ -96,9 +96,9 @@ def paint_smoothing(series: Series, panels: list[Axes], named: bool) -> None:
     for axes, (column, label) in zip(panels, CHANGES, strict=True):
         axes.axhline(0, color="grey", linewidth=0.6)
         for verdict, (color, marker, filling) in MARKS.items():
-            own = rows["verdict"] == verdict
+            here = rows["verdict"] == verdict
             axes.errorbar(
-                place[own], rows[column][own], rows[f"{column}_sem"][own], color=color, marker=marker, ms=2,
+                place[here], rows[column][here], rows[f"{column}_sem"][here], color=color, marker=marker, ms=2,
                 fillstyle=filling, linestyle="", linewidth=0.5, markeredgewidth=0.5, alpha=0.7, label=verdict,
             )  # fmt: skip
         middle = rows.groupby("layer")[column].median()
@@ -127,8 +127,8 @@ def paint_ranks(series: Series, panels: list[Axes], named: bool) -> None:
     (axes,) = panels
     weights = series.rows("smoothing").groupby("layer")[["rank_w", "rank_qk"]].median()
     table = series.run.sequences
-    own = (table["domain"] == series.data.domain) & (table["stream"] == series.stream) & table["head"].notna()
-    pooled = table[own].groupby("layer")["rank_output"]
+    here = (table["domain"] == series.data.domain) & (table["stream"] == series.stream) & table["head"].notna()
+    pooled = table[here].groupby("layer")["rank_output"]
     low, quarter, middle, most, high = (pooled.quantile(share) for share in (0.05, 0.25, 0.5, 0.75, 0.95))
     color = LINES[0]
     axes.fill_between(low.index, low, high, color=color, alpha=0.2, linewidth=0, label="5 to 95 %")

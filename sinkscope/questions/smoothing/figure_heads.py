@@ -39,10 +39,14 @@ def paint_parts(series: Series, panels: list[Axes], named: bool) -> None:
     rows = _sequences(series, [name for name, *_ in PARTS])
     uniform = rows.groupby(["module", "head"])["uniformity"].transform("mean") > UNIFORM
     layers = sorted(rows["layer"].unique())
-    for axes, own, told in zip(panels, (rows, rows[uniform]), ("all heads", f"uniformity > {UNIFORM:g}"), strict=True):
+    for axes, subset, told in zip(
+        panels, (rows, rows[uniform]), ("all heads", f"uniformity > {UNIFORM:g}"), strict=True
+    ):
         for name, label, color, style, marker in PARTS:
-            if own[name].notna().any():
-                _line(axes, own, name, layers, {"color": color, "linestyle": style, "marker": marker, "label": label})
+            if subset[name].notna().any():
+                _line(
+                    axes, subset, name, layers, {"color": color, "linestyle": style, "marker": marker, "label": label}
+                )
         if not axes.lines:
             axes.text(0.5, 0.5, "no head", transform=axes.transAxes, ha="center", va="center", color=CONTROL)
         axes.autoscale(axis="y")  # all series share the axis
@@ -96,8 +100,8 @@ def paint_selected(series: Series, panels: list[Axes], named: bool) -> None:
 
 def selected(table: pd.DataFrame) -> pd.DataFrame:
     """Of each condition the heads whose own attention is farthest from uniform attention in what it does to cosines."""
-    known = table[table["verdict"].notna() & table["uniform_minus_attention"].notna()]
-    far = known.assign(far=known["uniform_minus_attention"].abs()).sort_values("far", ascending=False, kind="stable")
+    heads = table[table["verdict"].notna() & table["uniform_minus_attention"].notna()]
+    far = heads.assign(far=heads["uniform_minus_attention"].abs()).sort_values("far", ascending=False, kind="stable")
     parts = [far[far["verdict"] == name].head(EACH) for name in ("smooths", "sharpens", "neither")]
     return pd.concat(parts, ignore_index=True)
 
@@ -109,15 +113,15 @@ def _sequences(series: Series, names: list[str]) -> pd.DataFrame:
     """
     series.rows("smoothing")
     table = series.run.sequences
-    own = (table["domain"] == series.data.domain) & (table["stream"] == series.stream) & table["head"].notna()
-    return table[own].reindex(columns=["sequence", "layer", "module", "head", "uniformity", *names])
+    here = (table["domain"] == series.data.domain) & (table["stream"] == series.stream) & table["head"].notna()
+    return table[here].reindex(columns=["sequence", "layer", "module", "head", "uniformity", *names])
 
 
 def _line(axes: Axes, rows: pd.DataFrame, name: str, layers: list[int], style: dict[str, str]) -> None:
     """Means over a layer's heads, then over sequences, with a band of their standard error."""
-    found = rows.groupby(["sequence", "layer"])[name].mean().groupby("layer").agg(["mean", "sem"]).reindex(layers)
-    axes.plot(layers, found["mean"], ms=2, linewidth=1, **style)  # type: ignore[arg-type]
-    low, high = found["mean"] - found["sem"], found["mean"] + found["sem"]
+    curve = rows.groupby(["sequence", "layer"])[name].mean().groupby("layer").agg(["mean", "sem"]).reindex(layers)
+    axes.plot(layers, curve["mean"], ms=2, linewidth=1, **style)  # type: ignore[arg-type]
+    low, high = curve["mean"] - curve["sem"], curve["mean"] + curve["sem"]
     axes.fill_between(layers, low, high, color=style["color"], alpha=0.25, linewidth=0)
 
 

@@ -58,7 +58,7 @@ class Spikes(Measurement):
 
     def quantities(self) -> tuple[Quantity, ...]:
         vectors = ("spike_entering", "spike_write", "spike_neurons")
-        return (*(Quantity(each, ("sequence", "channel"), _no) for each in vectors),
+        return (*(Quantity(name, ("sequence", "channel"), _no) for name in vectors),
                 Quantity("spike_position", ("sequence",), _no))  # fmt: skip
 
     @contextmanager
@@ -70,8 +70,8 @@ class Spikes(Measurement):
                 module = self.subject.model.get_submodule(block)
                 stack.enter_context(hooked(module, pre=self._peaks.hook(stream), with_kwargs=True))
                 kept = self._kept.hooks(self.subject.model, block, self.parts_of[block])
-                for own in (*self._hooks(block, starts, starts), *kept):
-                    stack.enter_context(own)
+                for hook in (*self._hooks(block, starts, starts), *kept):
+                    stack.enter_context(hook)
             yield
 
     def again(self, batch: Batch) -> None:
@@ -91,33 +91,35 @@ class Spikes(Measurement):
 
     def _from_kept(self) -> dict[str, dict[str, Tensor]] | None:
         """What stands at the spikes' tokens, of what the pass has kept; None where it has not kept all of it."""
-        found: dict[str, dict[str, Tensor]] = {}
+        by_part: dict[str, dict[str, Tensor]] = {}
         for block, stream in self.streams.items():
             if stream in self._peaks.tokens:
-                own = self._block_from_kept(block, self._peaks.tokens[stream])
-                if own is None:
+                of_block = self._block_from_kept(block, self._peaks.tokens[stream])
+                if of_block is None:
                     return None
-                found |= own
-        return found
+                by_part |= of_block
+        return by_part
 
     def _block_from_kept(self, block: str, tokens: Tensor) -> dict[str, dict[str, Tensor]] | None:
         parts, kept = self.parts_of[block], self._kept
         entering, attention = kept.at(block, ENTERING, tokens), kept.at(block, BY_ATTENTION, tokens)
         if entering is None or attention is None:
             return None
-        own = {"spike_position": (tokens.cpu() - self._peaks.starts).float()}
-        found = {name_of(block, ATTENTION): own | {"spike_entering": _read(entering), "spike_write": _read(attention)}}
+        positions = {"spike_position": (tokens.cpu() - self._peaks.starts).float()}
+        by_part = {
+            name_of(block, ATTENTION): positions | {"spike_entering": _read(entering), "spike_write": _read(attention)}
+        }
         if parts.mlp is not None:
-            write, other = kept.at(block, BY_MLP, tokens), dict[str, Tensor]()
+            write, of_mlp = kept.at(block, BY_MLP, tokens), dict[str, Tensor]()
             if write is None:
                 return None
             if parts.neurons is not None:
                 neurons = kept.neurons(self.subject.model, block, parts.neurons, tokens)
                 if neurons is None:
                     return None
-                other["spike_neurons"] = _read(neurons)
-            found[name_of(block, MLP)] = {"spike_write": _read(write)} | other
-        return found
+                of_mlp["spike_neurons"] = _read(neurons)
+            by_part[name_of(block, MLP)] = {"spike_write": _read(write)} | of_mlp
+        return by_part
 
     def _cut(self, batch: Batch) -> Batch | None:
         """The batch up to its last spike; None where later tokens may have a say in what is written there."""
@@ -134,31 +136,31 @@ class Spikes(Measurement):
         with ExitStack() as stack, torch.no_grad():
             for block, stream in self.streams.items():
                 if stream in peaks.tokens:
-                    for own in self._hooks(block, peaks.tokens[stream], peaks.starts):
-                        stack.enter_context(own)
+                    for hook in self._hooks(block, peaks.tokens[stream], peaks.starts):
+                        stack.enter_context(hook)
             self.subject.forward(batch)
         return all(self._agrees(stream) for stream in peaks.tokens)
 
     def _agrees(self, stream: str) -> bool:
-        blocks = [block for block, own in self.streams.items() if own == stream]
+        blocks = [block for block, name in self.streams.items() if name == stream]
         entering = [self._found[name_of(block, ATTENTION)].get("spike_entering") for block in blocks]
         sizes = [x.abs().amax(-1) for x in entering if x is not None]  # of one block at least, or there were no peaks
         largest = self._peaks.largest[stream]
-        found = torch.stack(sizes).amax(0).to(largest.dtype)
-        return torch.allclose(found, largest, rtol=AGREED if self._peaks.exact else AGREED_HALF, atol=0.0)
+        peak = torch.stack(sizes).amax(0).to(largest.dtype)
+        return torch.allclose(peak, largest, rtol=AGREED if self._peaks.exact else AGREED_HALF, atol=0.0)
 
     def _hooks(self, block: str, tokens: Tensor, starts: Tensor) -> Iterator[AbstractContextManager[None]]:
         model, parts = self.subject.model, self.parts_of[block]
-        own: dict[str, Tensor] = {"spike_position": (tokens.cpu() - starts).float()}
-        other: dict[str, Tensor] = {}
-        self._found[name_of(block, ATTENTION)] = own
+        of_attention: dict[str, Tensor] = {"spike_position": (tokens.cpu() - starts).float()}
+        of_mlp: dict[str, Tensor] = {}
+        self._found[name_of(block, ATTENTION)] = of_attention
         if parts.mlp is not None:
-            self._found[name_of(block, MLP)] = other
+            self._found[name_of(block, MLP)] = of_mlp
 
         def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = stream_in(args, kwargs)
             if x is not None and len(x) == len(tokens):
-                own["spike_entering"] = _at(x, tokens)
+                of_attention["spike_entering"] = _at(x, tokens)
 
         def writing(kept: dict[str, Tensor]) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -170,21 +172,21 @@ class Spikes(Measurement):
 
         def active(module: nn.Module, args: tuple[Any, ...]) -> None:
             if len(args[0]) == len(tokens):
-                other["spike_neurons"] = _at(args[0], tokens)
+                of_mlp["spike_neurons"] = _at(args[0], tokens)
 
         yield hooked(model.get_submodule(block), pre=entering, with_kwargs=True)
-        yield hooked(model.get_submodule(parts.attention), post=writing(own))
+        yield hooked(model.get_submodule(parts.attention), post=writing(of_attention))
         if parts.mlp is not None:
-            yield hooked(model.get_submodule(parts.mlp), post=writing(other))
+            yield hooked(model.get_submodule(parts.mlp), post=writing(of_mlp))
         if parts.neurons is not None:
             yield hooked(model.get_submodule(parts.neurons), pre=active)
 
     def parts(self) -> Parts:
-        found, self._found = self._found, {}
+        by_part, self._found = self._found, {}
         read = {name_of(block, part) for block, stream in self.streams.items() for part in (ATTENTION, MLP)
                 if stream in self._peaks.tokens}  # fmt: skip
-        seen = {name: own for name, own in found.items() if "spike_write" in own and name in read}
-        return {name: [Part(len(own["spike_write"]), True, 0, 0, own)] for name, own in seen.items()}
+        seen = {name: tensors for name, tensors in by_part.items() if "spike_write" in tensors and name in read}
+        return {name: [Part(len(tensors["spike_write"]), True, 0, 0, tensors)] for name, tensors in seen.items()}
 
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         writers = {
@@ -234,9 +236,9 @@ class _Peaks:
             sizes = torch.maximum(x.amax(-1), -x.amin(-1)).detach().float().cpu()  # no copy of x, as abs would make
             for row, (first, past) in enumerate(self.batch.spans or []):
                 sizes[row, :first] = sizes[row, past:] = -1.0
-            found, tokens = sizes.max(-1)
-            larger = found > self.largest.get(stream, torch.full_like(found, -1.0))
-            self.largest[stream] = torch.where(larger, found, self.largest.get(stream, found))
+            largest, tokens = sizes.max(-1)
+            larger = largest > self.largest.get(stream, torch.full_like(largest, -1.0))
+            self.largest[stream] = torch.where(larger, largest, self.largest.get(stream, largest))
             self.tokens[stream] = torch.where(larger, tokens, self.tokens.get(stream, tokens))
 
         return hook

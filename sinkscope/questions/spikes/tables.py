@@ -161,22 +161,22 @@ def spike_table(domains: list[Domain], sites: list[Site], writers: dict[str, Wri
 def _rows(domain: Domain, sites: list[Site], writers: dict[str, Writers]) -> list[dict[str, Any]]:
     rows = []
     for stream in dict.fromkeys(site.stream for site in sites):
-        own = [site for site in sites if site.stream == stream and _measured(domain, site)]
-        own = list({site.block: site for site in own}.values())  # several attention calls of a block write together
-        if not own:
+        calls = [site for site in sites if site.stream == stream and _measured(domain, site)]
+        calls = list({site.block: site for site in calls}.values())  # several attention calls of a block write together
+        if not calls:
             continue
-        inputs = np.stack([_value(domain, site, ATTENTION, "spike_entering") for site in own])  # [block, sequence, D]
-        position = most_frequent(_value(domain, own[0], ATTENTION, "spike_position").astype(int).tolist())
+        inputs = np.stack([_value(domain, site, ATTENTION, "spike_entering") for site in calls])  # [block, sequence, D]
+        position = most_frequent(_value(domain, calls[0], ATTENTION, "spike_position").astype(int).tolist())
         for channel in _channels(domain, sites, stream):
             rise = _rise(inputs[..., channel])
-            for index, site in enumerate(own):
+            for index, site in enumerate(calls):
                 block = str(site.block)
                 for part in (ATTENTION, MLP) if writers[block].has_mlp else (ATTENTION,):
-                    found = _part_run(domain, site, part, channel, inputs[index, :, channel], rise, writers[block])
+                    run = _part_run(domain, site, part, channel, inputs[index, :, channel], rise, writers[block])
                     rows.append({
                         "domain": domain.name, "stream": stream, "layer": site.layer, "module": block, "part": part,
                         "channel": channel, "position": position,
-                        **{name: column.compute(found) for name, column in RUN_COLUMNS["spikes"].items()},
+                        **{name: column.compute(run) for name, column in RUN_COLUMNS["spikes"].items()},
                     })  # fmt: skip
     return rows
 

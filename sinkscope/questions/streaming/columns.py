@@ -68,10 +68,10 @@ def lazy_score(view: LayerView) -> Float[Tensor, " batch"]:
 
 
 def _regions(view: LayerView) -> RegionSums:
-    found = view.readings.get(TABLE)
-    if not isinstance(found, RegionSums) or not view.attention.causal:
+    sums = view.readings.get(TABLE)
+    if not isinstance(sums, RegionSums) or not view.attention.causal:
         raise Missing
-    return found
+    return sums
 
 
 def _later(rows: Float[Tensor, "batch head query"]) -> HeadValues:

@@ -91,9 +91,9 @@ def copy_rows(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 with |A[i,0]| < 0.1 whose sum of |A[i,j]| over the other keys, j neither 0 nor i, is at
     least 0.5: the query attends to other tokens. Empty in cross-attention."""
     sums = view.attention
-    first, own = sums.first.abs(), _diagonal(view).abs()
+    first, diagonal = sums.first.abs(), _diagonal(view).abs()
     total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
-    return as_widest(((first < FEW) & (total - first - own >= MOST))[..., 1:]).mean(-1)
+    return as_widest(((first < FEW) & (total - first - diagonal >= MOST))[..., 1:]).mean(-1)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR, map_place=2)
@@ -104,8 +104,8 @@ def switch_phi(view: LayerView) -> HeadValues:
     x, y = as_widest(sunk(view)), as_widest(off(view))
     covariance = (x * y).mean(-1) - x.mean(-1) * y.mean(-1)
     spread = _variance(x.mean(-1)) * _variance(y.mean(-1))
-    found = covariance / torch.where(spread > 0, spread, torch.nan).sqrt()
-    return _known(found, openness(view))
+    phi = covariance / torch.where(spread > 0, spread, torch.nan).sqrt()
+    return _known(phi, openness(view))
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ESTIMATOR)
@@ -133,8 +133,8 @@ def from_sink(view: LayerView) -> HeadValues:
 def from_self(view: LayerView) -> HeadValues:
     """(sum over i >= 1 of norm(W_O^h A[i,i] v_i)^2) / (sum over i >= 1 of norm(W_O^h o_i)^2): the energy that comes
     from the query's own token. It may exceed 1. Empty in cross-attention, and where the head writes nothing."""
-    own = as_widest(_diagonal(view)[..., 1:]) * as_widest(view.written_value_norms[..., 1:])
-    return own.square().sum(-1) / written_energy(view)
+    norms = as_widest(_diagonal(view)[..., 1:]) * as_widest(view.written_value_norms[..., 1:])
+    return norms.square().sum(-1) / written_energy(view)
 
 
 @measured_metric(
@@ -144,9 +144,9 @@ def communication(view: LayerView) -> HeadValues:
     """(sum over i >= 1 of norm(W_O^h (o_i - A[i,0] v_0 - A[i,i] v_i))^2) / (sum over i >= 1 of norm(W_O^h o_i)^2): the
     energy that the head moves between tokens. It is 0 in a head that acts as an MLP. It may exceed 1. Empty in
     cross-attention, and where the head writes nothing."""
-    own, first = (weights[..., 1:].unsqueeze(-1) for weights in (_diagonal(view), view.attention.first))
-    parts, norms = (attended(view), view.written_values, own, first), []
-    for rows, values, to_self, to_first in zip(*(each.split(_together(view)) for each in parts), strict=True):
+    diagonal, first = (weights[..., 1:].unsqueeze(-1) for weights in (_diagonal(view), view.attention.first))
+    parts, norms = (attended(view), view.written_values, diagonal, first), []
+    for rows, values, to_self, to_first in zip(*(part.split(_together(view)) for part in parts), strict=True):
         moved = torch.addcmul(rows, to_self, values[..., 1:, :], value=-1)
         moved.addcmul_(to_first, values[..., :1, :], value=-1)
         norms.append(torch.linalg.vector_norm(moved, dim=-1))
@@ -172,7 +172,7 @@ def alignment_openness(view: LayerView) -> HeadValues:
     rows = openness(view)
     aligned = (cosines[:, 1:] - cosines[:, 1:].mean(-1, keepdim=True)).unsqueeze(1)
     opened = rows - rows.mean(-1, keepdim=True)
-    spreads = [each.square().mean(-1).sqrt() for each in (aligned, opened)]
+    spreads = [deviation.square().mean(-1).sqrt() for deviation in (aligned, opened)]
     varied = (spreads[0] > LEAST) & (spreads[1] > LEAST)
     return torch.where(varied, (aligned * opened).mean(-1) / (spreads[0] * spreads[1]), torch.nan)
 
@@ -385,13 +385,13 @@ def _margins_of(view: LayerView, token: int) -> LayerValues:
     if view.site.cross:
         raise Missing
     others = torch.arange(view.z.shape[1], device=view.z.device) != token
-    found = []
+    margins = []
     for z in as_float64(view.z):
         rest = z[others]
         size = rest.square().sum(-1).mean()
         margin = hull_distance(rest) * hull_distance(z[token] - rest)
-        found.append(margin / float(size) if size > 0 else torch.nan)
-    return torch.tensor(found, dtype=torch.float64, device=view.z.device)
+        margins.append(margin / float(size) if size > 0 else torch.nan)
+    return torch.tensor(margins, dtype=torch.float64, device=view.z.device)
 
 
 @once_per_view
@@ -414,10 +414,10 @@ def by_position(view: LayerView) -> Float[Tensor, "batch coordinate token"]:
     rows = []
     for cosines in (residual_cosines, input_cosines):
         try:
-            found = cosines(view)
+            values = cosines(view)
         except Missing:
-            found = as_widest(view.attention.columns[:, 0] * torch.nan)
-        rows += [found, found.square()]
+            values = as_widest(view.attention.columns[:, 0] * torch.nan)
+        rows += [values, values.square()]
     if view.site.cross or any(row.shape[-1] != view.keys for row in rows):
         raise Missing
     return torch.stack(rows, 1)
@@ -434,8 +434,8 @@ def _around_peak(
     else:
         dots = torch.einsum("btd,bd->bt", x, x[rows, peak])
         cosines = as_widest(dots * inverse(norms) * inverse(norms[rows, peak])[:, None])
-    found = (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
-    return found.where(peak >= 0, torch.nan)
+    average = (cosines.sum(-1) - cosines[rows, peak]) / (x.shape[1] - 1)
+    return average.where(peak >= 0, torch.nan)
 
 
 @once_per_view

@@ -84,7 +84,7 @@ class Switch(Measurement):
         heads = tables[TABLE]
         names = set(heads["domain"]) if "domain" in heads else {name for name, _ in self._tests}
         tests = {
-            stream: [found for (name, own), found in self._tests.items() if own == stream and name in names]
+            stream: [test for (name, tested), test in self._tests.items() if tested == stream and name in names]
             for stream in self._reading
         }
         summarise(streams, heads, tables["switch_tokens"], tables["layers"], tests)
@@ -139,8 +139,8 @@ class TokenPlaces:
         """The places of the tokens in `ids`, [sequence, position]."""
         tokens, place = np.unique(ids, return_inverse=True)
         keys = np.arange(len(ids))[:, None] * len(tokens) + place.reshape(ids.shape)
-        found, pair, number = np.unique(keys, return_inverse=True, return_counts=True)
-        sequence, token = np.divmod(found, len(tokens))
+        unique_keys, pair, number = np.unique(keys, return_inverse=True, return_counts=True)
+        sequence, token = np.divmod(unique_keys, len(tokens))
         counts = np.stack(
             [tokens, np.bincount(token, number, len(tokens)), np.bincount(token, minlength=len(tokens))], 1
         )
@@ -157,8 +157,8 @@ class TokenPlaces:
         pair, (sequence, token, number) = self.pair.to(device), self.pairs.to(device).unbind(1)
         rows = on.new_zeros(len(sequence), heads).index_add_(0, pair, on.flatten(0, 1))
         excess = (rows * on.shape[1] - on.sum(1)[sequence] * number[:, None]) / on.shape[1]  # of integers: 0 is exact
-        each = torch.stack([rows, excess, excess.square()], -1)
-        opened = on.new_zeros(len(self.counts), heads, 3).index_add_(0, token, each)
+        terms = torch.stack([rows, excess, excess.square()], -1)
+        opened = on.new_zeros(len(self.counts), heads, 3).index_add_(0, token, terms)
         return Counted(self.counts.clone(), opened)  # a shard refuses tensors that share memory
 
 

@@ -160,7 +160,9 @@ def alignment_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
         run = AlignmentRun(moments, _reaching(domain, values))
         rows = domain_key(domains, domain) | site_keys(site) | {"module": site.name}
         rows |= {"position": np.arange(moments.shape[1])}
-        frames.append(pd.DataFrame(rows | {name: each.compute(run) for name, each in RUN_COLUMNS["alignment"].items()}))
+        frames.append(
+            pd.DataFrame(rows | {name: column.compute(run) for name, column in RUN_COLUMNS["alignment"].items()})
+        )
     return _joined(frames, domains, {"position": "int64"}, "alignment")
 
 
@@ -174,13 +176,13 @@ def token_table(domains: list[Domain], sites: list[Site], tokenizer: Any) -> pd.
     """switch_tokens.csv: one row per head and token that switches it beyond chance, for each domain."""
     frames = []
     for domain in domains:
-        found = [
+        by_site = [
             (domain_key(domains, domain) | site_keys(site), site, *_by_token(values))
             for _, site, values in sites_of([domain], sites)
             if COUNTS in values.arrays
         ]
-        p = [_chance(counts, opened) for _, _, counts, opened in found]
-        for (keys, site, counts, opened), q_values in zip(found, _controlled(p), strict=True):
+        p = [_chance(counts, opened) for _, _, counts, opened in by_site]
+        for (keys, site, counts, opened), q_values in zip(by_site, _controlled(p), strict=True):
             frames.append(_token_rows(keys | {"module": site.name}, counts, opened, q_values, tokenizer))
     return _joined(frames, domains, {"token_id": "int64", "token": "string", "n": "int64"}, "switch_tokens")
 
@@ -206,19 +208,19 @@ def token_tests(domains: list[Domain], sites: list[Site]) -> dict[tuple[str, str
     """By domain and stream."""
     made = {}
     for domain in domains:
-        found = [
+        by_site = [
             (site.stream, *_by_token(values))
             for _, site, values in sites_of([domain], sites)
             if COUNTS in values.arrays
         ]
-        tested = [~np.isnan(_chance(counts, opened)) for _, counts, opened in found]
-        total = sum(int(each.sum()) for each in tested)
-        for stream in {stream for stream, *_ in found}:
-            own = [(counts, each) for (name, counts, _), each in zip(found, tested, strict=True) if name == stream]
+        tested = [~np.isnan(_chance(counts, opened)) for _, counts, opened in by_site]
+        total = sum(int(mask.sum()) for mask in tested)
+        for stream in {stream for stream, *_ in by_site}:
+            pairs = [(counts, mask) for (name, counts, _), mask in zip(by_site, tested, strict=True) if name == stream]
             made[domain.name, stream] = TokenTests(
-                frequent=any((counts[:, 1] >= FEWEST).any() for counts, _ in own),
+                frequent=any((counts[:, 1] >= FEWEST).any() for counts, _ in pairs),
                 tests=total,
-                sequences=max(int(counts[each.any(1), 2].max(initial=0)) for counts, each in own),
+                sequences=max(int(counts[mask.any(1), 2].max(initial=0)) for counts, mask in pairs),
                 needed=_needed(total),
             )
     return made
@@ -252,9 +254,9 @@ def _chance(counts: np.ndarray, opened: np.ndarray) -> np.ndarray:
 
 def _controlled(p: list[np.ndarray]) -> list[np.ndarray]:
     """Benjamini-Hochberg's q over all p of all arrays; NaN where p is."""
-    flat = false_discovery(np.concatenate([each.ravel() for each in p])) if p else np.empty(0)
-    edges = np.cumsum([each.size for each in p])[:-1]
-    return [part.reshape(each.shape) for part, each in zip(np.split(flat, edges), p, strict=True)] if p else []
+    flat = false_discovery(np.concatenate([array.ravel() for array in p])) if p else np.empty(0)
+    edges = np.cumsum([array.size for array in p])[:-1]
+    return [part.reshape(array.shape) for part, array in zip(np.split(flat, edges), p, strict=True)] if p else []
 
 
 def _token_rows(
@@ -265,9 +267,9 @@ def _token_rows(
     rate = opened[..., 0].sum(0) / counts[:, 1].sum()
     run = TokenRun(counts[token, 1], opened[token, head, 0], rate[head], q_values[token, head])
     ids = counts[token, 0].astype(np.int64)
-    names = {int(each): token_text(tokenizer, int(each)) for each in np.unique(ids)}
-    rows = keys | {"head": head, "token_id": ids, "token": [names[int(each)] for each in ids]}
-    table = pd.DataFrame(rows | {name: each.compute(run) for name, each in RUN_COLUMNS["switch_tokens"].items()})
+    names = {int(token_id): token_text(tokenizer, int(token_id)) for token_id in np.unique(ids)}
+    rows = keys | {"head": head, "token_id": ids, "token": [names[int(token_id)] for token_id in ids]}
+    table = pd.DataFrame(rows | {name: column.compute(run) for name, column in RUN_COLUMNS["switch_tokens"].items()})
     order = [*(name for name in keys if name != "module"), "head", "module"]
     table = table[[*order, *(name for name in table if name not in order)]]
     return table.sort_values(["head", "lift", "token_id"], ascending=[True, False, True], ignore_index=True)
@@ -280,5 +282,5 @@ def _joined(frames: list[pd.DataFrame], domains: list[Domain], types: dict[str, 
     keys = ["stream", "layer", *(["head"] if table == "switch_tokens" else []), "module"]
     names = [*domain_key(domains, domains[0]), *keys, *types, *RUN_COLUMNS[table]]
     empty = pd.DataFrame({name: pd.Series(dtype="float64") for name in dict.fromkeys(names)})
-    own = {"stream": "object", "layer": "int64", "head": "int64", "module": "object", "domain": "object"} | types
-    return empty.astype({name: kind for name, kind in own.items() if name in empty})
+    kinds = {"stream": "object", "layer": "int64", "head": "int64", "module": "object", "domain": "object"} | types
+    return empty.astype({name: kind for name, kind in kinds.items() if name in empty})

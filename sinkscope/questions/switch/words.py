@@ -27,15 +27,15 @@ def summarise(
     """
     for name, stream in streams.items():
         rows = heads[heads["stream"] == name]
-        found = {
+        numbers = {
             **_of_heads(rows.groupby(["module", "head"], sort=False).mean(numeric_only=True)),
             **_of_layers(layers[layers["stream"] == name]),
             "tokens": _opening(tokens[tokens["stream"] == name]),
         }
-        stream.measured["switch"] = found
+        stream.measured["switch"] = numbers
         counted = name in tests and bool(rows["off_rate"].notna().any())
         listed = bool((tokens["stream"] == name).any())
-        stream.in_words += _words(found, _of_tokens(found["tokens"], listed, tests[name]) if counted else "")
+        stream.in_words += _words(numbers, _of_tokens(numbers["tokens"], listed, tests[name]) if counted else "")
 
 
 def _of_heads(heads: pd.DataFrame) -> dict[str, Any]:
@@ -62,24 +62,24 @@ def _of_layers(layers: pd.DataFrame) -> dict[str, Any]:
 
 def _opening(tokens: pd.DataFrame) -> list[dict[str, Any]]:
     """The tokens that switch most heads on: beyond chance, and at least twice as often as other tokens."""
-    found = tokens[tokens["lift"] >= SWITCHING].groupby("token", sort=False).agg(
+    by_token = tokens[tokens["lift"] >= SWITCHING].groupby("token", sort=False).agg(
         heads=("head", lambda heads: len(tokens.loc[heads.index, ["module", "head"]].drop_duplicates())),
         lift=("lift", "median"),
     )  # fmt: skip
-    order = found.sort_values(["heads", "lift"], ascending=False, kind="stable").head(SHOWN_TOKENS)
+    order = by_token.sort_values(["heads", "lift"], ascending=False, kind="stable").head(SHOWN_TOKENS)
     return [{"token": str(token), "heads": int(row.heads), "lift": float(row.lift)} for token, row in order.iterrows()]
 
 
 def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTests]) -> str:
     """The sentence about the tokens that switch heads on. `listed`: whether switch_tokens.csv has some."""
     if opening:
-        named = ", ".join(f"{each['token']!r} ({each['heads']})" for each in opening)
+        named = ", ".join(f"{entry['token']!r} ({entry['heads']})" for entry in opening)
         return f"Tokens that switch heads on: {named}."
-    if not listed and not any(each.frequent for each in tests):
+    if not listed and not any(test.frequent for test in tests):
         return f"Too little text to tell which tokens switch heads on: no token occurs {FEWEST} times after the first."
-    tested = [each for each in tests if each.tests]
-    if not listed and tested and all(each.sequences < each.needed for each in tested):
-        best = max(tested, key=lambda each: each.sequences - each.needed)
+    tested = [test for test in tests if test.tests]
+    if not listed and tested and all(test.sequences < test.needed for test in tested):
+        best = max(tested, key=lambda test: test.sequences - test.needed)
         return (
             f"Too few sequences to tell which tokens switch heads on: with {best.tests} tests, q < {CHANCE:g} takes a "
             f"token that occurs in {best.needed} sequences; the most frequent one occurs in {best.sequences}."
@@ -87,25 +87,25 @@ def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTes
     return "No token switches a head on: none doubles its share of rows that are on."
 
 
-def _words(found: dict[str, Any], of_tokens: str) -> list[str]:
-    some = found["with_sink_rows"]
+def _words(figures: dict[str, Any], of_tokens: str) -> list[str]:
+    some = figures["with_sink_rows"]
     words = [
-        f"Switch: {some} of {found['heads']} heads have sink rows (A[i,0] >= 0.9 in 5 % of their rows); in "
-        f"{found['sink_rows_are_off']} of them these rows are off: the head writes less than 0.1 of a value there."
+        f"Switch: {some} of {figures['heads']} heads have sink rows (A[i,0] >= 0.9 in 5 % of their rows); in "
+        f"{figures['sink_rows_are_off']} of them these rows are off: the head writes less than 0.1 of a value there."
         if some
-        else f"Switch: none of {found['heads']} heads has sink rows (A[i,0] >= 0.9 in 5 % of its rows)."
+        else f"Switch: none of {figures['heads']} heads has sink rows (A[i,0] >= 0.9 in 5 % of its rows)."
     ]
-    if found["communication_known"]:
+    if figures["communication_known"]:
         words.append(
-            f"{found['silent']} of {found['communication_known']} heads move nothing between tokens (communication "
+            f"{figures['silent']} of {figures['communication_known']} heads move nothing between tokens (communication "
             "below 5 %)."
         )
     if of_tokens:
         words.append(of_tokens)
-    if found["layers"]:
+    if figures["layers"]:
         words.append(
-            f"Heads cancel in {found['cancelling']} of {found['layers']} layers: the norm of what the heads of a layer "
-            f"write together is {found['compensation']:.2f} of the sum of their norms "
-            f"({found['compensation_unrelated']:.2f} if they wrote in orthogonal directions)."
+            f"Heads cancel in {figures['cancelling']} of {figures['layers']} layers: the norm of what the heads of a "
+            f"layer write together is {figures['compensation']:.2f} of the sum of their norms "
+            f"({figures['compensation_unrelated']:.2f} if they wrote in orthogonal directions)."
         )
     return words

@@ -93,21 +93,21 @@ def summarise(arms: list[ZeroedArm], documents: list[str], facts: dict[str, Any]
     draws: dict[tuple[str, float | None], list[ZeroedArm]] = defaultdict(list)
     for arm in arms:
         draws[arm.name, None if math.isnan(arm.fraction) else arm.fraction].append(arm)
-    losses = {place: np.stack([arm.losses for arm in own]) for place, own in draws.items()}
+    losses = {place: np.stack([arm.losses for arm in drawn]) for place, drawn in draws.items()}
     heads: dict[str, dict[str, list[list[Any]]]] = {}
     rows: list[dict[str, Any]] = []
     words: list[str] = []
-    for (name, fraction), own in draws.items():
-        row = _row(own, losses[name, fraction], base)
+    for (name, fraction), drawn in draws.items():
+        row = _row(drawn, losses[name, fraction], base)
         rows.append(row)
         if name == HIDDEN:
             words.append(_hidden_sentence(row, base))
         elif name not in (UNABLATED, RANDOM):
-            gap = versus_random(own[0].losses, losses[RANDOM, fraction])
+            gap = versus_random(drawn[0].losses, losses[RANDOM, fraction])
             row |= named("versus_random", gap)
             words.append(_sentence(row, beside_random(gap, losses[RANDOM, fraction].shape, "random heads")))
-            if own[0].heads:
-                pairs = [[module, head] for module, numbers in own[0].heads.items() for head in numbers]
+            if drawn[0].heads:
+                pairs = [[module, head] for module, numbers in drawn[0].heads.items() for head in numbers]
                 heads.setdefault(name, {})[f"{fraction:g}"] = pairs
     sequences = pd.concat([_per_sequence(arm, documents) for arm in arms], ignore_index=True)
     return Ablation(

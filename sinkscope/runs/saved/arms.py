@@ -53,8 +53,8 @@ class Arms(Result):
     FOLDER, RECORD = ARMS_FOLDER, "arms"
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        found = {"arms": self.table, "arm_sequences": self.sequences}
-        return found if self.cosines is None else found | {"arm_cosines": self.cosines}
+        frames = {"arms": self.table, "arm_sequences": self.sequences}
+        return frames if self.cosines is None else frames | {"arm_cosines": self.cosines}
 
     def conventions(self) -> dict[str, str]:
         return {column.name: column.what for column in table_columns(ARMS_TABLES["arms"])}
@@ -191,8 +191,8 @@ def load_arms(path: str | Path) -> SavedArms:
     if name is None:
         raise SinkscopeError(f"{folder} holds no arms: give a folder that arms, evict, quant or ablate wrote")
     try:
-        found = json.loads(read_file(folder / name))
-        facts = read_record(ArmsFile, found, f"{name} in {folder}")
+        content = json.loads(read_file(folder / name))
+        facts = read_record(ArmsFile, content, f"{name} in {folder}")
         if sha256_of(folder / "arms.csv") != facts.files.get("arms.csv"):
             raise ValueError(f"arms.csv was changed: its SHA-256 is not the one in {name}")
         table = pd.read_csv(
@@ -212,10 +212,10 @@ def _with_intervals(table: pd.DataFrame, sequences: int) -> pd.DataFrame:
     them is not the table's.
     """
     numbers = ("loss", "increase", "increase_sem", "increase_p")
-    loss, increase, error, known = (table[name].to_numpy(float) for name in numbers)
-    found = from_means(np.full(len(table), loss[0]), loss, increase, error, np.full(len(table), sequences - 1.0))
-    alike = np.isclose(found.p, known, rtol=1e-3, atol=1e-9)
-    ends = {"increase_low": found.low, "increase_high": found.high}
+    loss, increase, error, p = (table[name].to_numpy(float) for name in numbers)
+    difference = from_means(np.full(len(table), loss[0]), loss, increase, error, np.full(len(table), sequences - 1.0))
+    alike = np.isclose(difference.p, p, rtol=1e-3, atol=1e-9)
+    ends = {"increase_low": difference.low, "increase_high": difference.high}
     return table.assign(**{name: np.where(alike, values, math.nan) for name, values in ends.items()})
 
 

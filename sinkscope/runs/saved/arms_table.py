@@ -98,11 +98,11 @@ def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> tuple[
     by_arm: dict[str, list[ArmNumbers]] = defaultdict(list)
     for numbers in measured:
         by_arm[numbers.name].append(numbers)
-    stacks = {name: stacked(own) for name, own in by_arm.items()}
+    stacks = {name: stacked(draws) for name, draws in by_arm.items()}
     base = stacks[measured[0].name]["loss"][0]
     rows, gaps = [], {}
-    for name, own in by_arm.items():
-        row = _row(own, stacks[name], base)
+    for name, draws in by_arm.items():
+        row = _row(draws, stacks[name], base)
         control = controls.get(name)
         if control is not None:
             row["control"] = control
@@ -146,20 +146,20 @@ def _d_sink(stacks: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, fl
     kept = f"{name}+sinks"
     if not name.startswith("acts:") or kept not in stacks:
         return {}
-    found = paired_difference(stacks[kept]["loss"][0], stacks[name]["loss"][0])
-    return named("d_sink", found) | {"d_sink_low": float(found.low), "d_sink_high": float(found.high)}
+    gap = paired_difference(stacks[kept]["loss"][0], stacks[name]["loss"][0])
+    return named("d_sink", gap) | {"d_sink_low": float(gap.low), "d_sink_high": float(gap.high)}
 
 
 def _knees(table: pd.DataFrame) -> pd.Series:
     """Whether an arm is its family's knee: the least number kept whose increase is within the standard error of the
     family's lowest."""
     knee = pd.Series(pd.NA, index=table.index, dtype="boolean")
-    for _, own in table[table["family"].notna()].groupby("family"):
-        if len(own) < 2:
+    for _, rows in table[table["family"].notna()].groupby("family"):
+        if len(rows) < 2:
             continue
-        best = own.loc[own["increase"].idxmin()]
-        within = own[own["increase"] <= best["increase"] + best["increase_sem"]]
-        knee[own.index] = False
+        best = rows.loc[rows["increase"].idxmin()]
+        within = rows[rows["increase"] <= best["increase"] + best["increase_sem"]]
+        knee[rows.index] = False
         knee[within["kept"].astype(int).idxmin()] = True
     return knee
 
@@ -197,21 +197,21 @@ def cosine_table(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd
     by_arm: dict[str, list[np.ndarray]] = defaultdict(list)
     for numbers in measured:
         by_arm[numbers.name] += [np.stack(list(numbers.cosines.values()), 1)]
-    stacks = {name: np.stack(own) for name, own in by_arm.items()}  # draw, sequence, layer
+    stacks = {name: np.stack(draws) for name, draws in by_arm.items()}  # draw, sequence, layer
     layers = list(measured[0].cosines)
     base = stacks[measured[0].name][0]
     rows = []
-    for name, own in stacks.items():
+    for name, draws in stacks.items():
         control = controls.get(name)
-        average = own.mean(0)
+        average = draws.mean(0)
         change = paired_difference(base, average)
         for place, layer in enumerate(layers):
-            row = {"arm": name, "layer": layer, "control": control, "draws": len(own)}
+            row = {"arm": name, "layer": layer, "control": control, "draws": len(draws)}
             row |= {"avg_cos_output": float(mean(average[:, place]))}
             row |= {"avg_cos_output_sem": float(sem(average[:, place]))}
             row |= {"change": change.difference[place], "change_sem": change.sem[place], "change_p": change.p[place]}
             if control is not None:
-                gap = versus_random(own[0, :, place], stacks[control][..., place])
+                gap = versus_random(draws[0, :, place], stacks[control][..., place])
                 row |= named("versus_random", gap)
             rows.append(row)
     return pd.DataFrame(rows, columns=list(COSINE_COLUMNS))
@@ -222,15 +222,15 @@ def compared_layers(cosines: pd.DataFrame) -> pd.DataFrame:
     (`more`, `less`) and than under the control (`more_than_random`, `less_than_random`), each where p < 0.05, not
     adjusted for the number of layers; and the largest change with its layer."""
     rows = []
-    for name, own in cosines[cosines["control"].notna() & (cosines["arm"] != UNABLATED)].groupby("arm", sort=False):
-        row = {"arm": name, "layers": len(own)}
+    for name, layers in cosines[cosines["control"].notna() & (cosines["arm"] != UNABLATED)].groupby("arm", sort=False):
+        row = {"arm": name, "layers": len(layers)}
         for column, suffix in (("change", ""), ("versus_random", "_than_random")):
-            told = own[f"{column}_p"] < SIGNIFICANT
-            row |= {f"more{suffix}": int((told & (own[column] > 0)).sum())}
-            row |= {f"less{suffix}": int((told & (own[column] < 0)).sum())}
-        sizes = own["change"].abs()
+            told = layers[f"{column}_p"] < SIGNIFICANT
+            row |= {f"more{suffix}": int((told & (layers[column] > 0)).sum())}
+            row |= {f"less{suffix}": int((told & (layers[column] < 0)).sum())}
+        sizes = layers["change"].abs()
         if sizes.notna().any():
-            largest = own.loc[sizes.idxmax()]
+            largest = layers.loc[sizes.idxmax()]
             rows.append(row | {"layer": int(largest["layer"]), **largest[["change", "change_sem"]].to_dict()})
     return pd.DataFrame(rows)
 

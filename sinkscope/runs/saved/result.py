@@ -22,10 +22,10 @@ def result_folder(name: str, record: str, tables: tuple[str, ...]) -> FolderKind
 
     def state(folder: Path) -> bool | None:
         try:
-            found = json.loads(read_file(folder / f"{record}.json"))
+            facts = json.loads(read_file(folder / f"{record}.json"))
         except (OSError, ValueError, RecursionError):
             return None
-        return True if isinstance(found, dict) and {"schema_version", "sinkscope", "table"} <= found.keys() else None
+        return True if isinstance(facts, dict) and {"schema_version", "sinkscope", "table"} <= facts.keys() else None
 
     figures = {f"{record}.{form}" for form in ("json", "png", "svg", "pdf")}
     return FolderKind(name, frozenset({*figures, *(f"{table}.csv" for table in tables)}), state)

@@ -30,12 +30,12 @@ def step_folder(step: int) -> str:
 
 def finished_steps(out: Path) -> dict[int, Path]:
     """The finished run folders of a track, by step."""
-    found = {}
+    folders = {}
     for path in sorted(out.iterdir()) if out.is_dir() else ():
         named = STEP.fullmatch(path.name)
         if named is not None and path.name == step_folder(int(named[1])) and finished(path):
-            found[int(named[1])] = path
-    return found
+            folders[int(named[1])] = path
+    return folders
 
 
 def read_rows(path: Path, instead: str) -> pd.DataFrame:
@@ -64,19 +64,19 @@ def check_tables(out: Path) -> None:
         whole.settle(out, FILES)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SinkscopeError(f"{out} holds tables whose writing was interrupted: {error}; remove them") from None
-    found = [name for name in FILES if (out / name).exists()]
-    if not found:
+    files = [name for name in FILES if (out / name).exists()]
+    if not files:
         return
     path, mend = out / TRAJECTORY_FILE, "move it, or give another --out"
-    if TRAJECTORY_FILE not in found:
-        raise SinkscopeError(f"{out / found[0]} stands there without the {path.name} that track writes: {mend}")
+    if TRAJECTORY_FILE not in files:
+        raise SinkscopeError(f"{out / files[0]} stands there without the {path.name} that track writes: {mend}")
     unknown = sorted(set(read_rows(path, "--out")["step"]) - set(finished_steps(out)))
     if unknown:
         raise SinkscopeError(
             f"{path} holds step {unknown[0]}, of which no run folder stands there, so that it cannot be made again "
             f"(SinkCallback writes such a file): {mend}"
         )
-    if EMERGENCE_FILE not in found:
+    if EMERGENCE_FILE not in files:
         raise SinkscopeError(f"{path} has no {EMERGENCE_FILE} beside it, so no track wrote it: {mend}")
 
 

@@ -41,25 +41,25 @@ def json_schema(kind: type[Record]) -> dict[str, Any]:
     pydantic would look for these sentences whenever a record's class is made, which takes a tenth of a second of every
     command. Only a schema shows them.
     """
-    for each in _records_below(Record):
-        for owner in reversed(each.__mro__):
+    for record in _records_below(Record):
+        for owner in reversed(record.__mro__):
             for name, words in _below_fields(owner).items() if issubclass(owner, Record) else ():
-                each.model_fields[name].description = words
-        each.model_rebuild(force=True)
+                record.model_fields[name].description = words
+        record.model_rebuild(force=True)
     return kind.model_json_schema(mode="serialization")
 
 
 def _records_below(kind: type[Record]) -> list[type[Record]]:
-    return [each for own in kind.__subclasses__() for each in (own, *_records_below(own))]
+    return [record for subclass in kind.__subclasses__() for record in (subclass, *_records_below(subclass))]
 
 
 def _below_fields(kind: type) -> dict[str, str]:
     """The string below each annotated name of a class, by name."""
-    [found] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(found, ast.ClassDef)
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
     return {
         field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(found.body)
+        for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

@@ -91,7 +91,7 @@ def number(name: str, unit: str, range: str, what: str) -> ColumnSchema:
 
 def with_sem(*columns: ColumnSchema) -> tuple[ColumnSchema, ...]:
     """The columns, each followed by its standard error."""
-    return tuple(each for column in columns for each in (column, error_of(column)))
+    return tuple(schema for column in columns for schema in (column, error_of(column)))
 
 
 def error_of(column: ColumnSchema) -> ColumnSchema:

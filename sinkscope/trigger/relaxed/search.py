@@ -40,27 +40,27 @@ class Least:
 
 def least_scores(task: Relaxed, pattern: str, seed: int = 0) -> Least:
     """The least |W_Q|^2 + |W_K|^2 whose right scores lead by kappa. Weights are scaled up to meet every requirement."""
-    asked = torch.from_numpy(task.requirements(pattern))
+    requirements = torch.from_numpy(task.requirements(pattern))
     size = task.span
 
     def objective(weights: Tensor) -> tuple[Tensor, Tensor]:
         query, key = weights.view(2, size, size)
-        return weights.square().sum(), 1 - (asked * (query.T @ key)).sum((1, 2))
+        return weights.square().sum(), 1 - (requirements * (query.T @ key)).sum((1, 2))
 
     start = torch.from_numpy(np.random.default_rng(seed).normal(size=2 * size * size) / size**0.5)
     weights, multipliers = _multipliers(objective, start, equal=False)
     query, key = weights.view(2, size, size)
     product = query.T @ key
-    lead = float((asked * product).sum((1, 2)).min())
+    lead = float((requirements * product).sum((1, 2)).min())
     unit = task.kappa / task.width**0.5
-    mixed = torch.linalg.matrix_norm((multipliers[:, None, None] * asked).sum(0), 2)
+    mixed = torch.linalg.matrix_norm((multipliers[:, None, None] * requirements).sum(0), 2)
     bound = 2 * float(multipliers.sum() / mixed)
     return Least(unit * 2 * float(torch.linalg.matrix_norm(product, "nuc")) / lead, unit * bound, max(0.0, 1 - lead))
 
 
 def least_rest(task: Relaxed, pattern: str, seed: int = 0) -> Least:
     """The least |W_V|^2 + |W_O|^2 + |W_1|^2 + |W_2|^2 found from one random start; `bound` is 0, none is known."""
-    tokens, heard, updates = (torch.from_numpy(each) for each in (task.tokens, task.heard(pattern), task.updates))
+    tokens, heard, updates = (torch.from_numpy(array) for array in (task.tokens, task.heard(pattern), task.updates))
     size, hidden = task.span, 2 * task.span
 
     def objective(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,8 +92,8 @@ def _multipliers(objective: Objective, weights: Tensor, equal: bool) -> tuple[Te
         return float(total.detach()), point.grad.numpy()
 
     for _ in range(ROUNDS):
-        found = minimize(smooth, weights.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": INNER})
-        weights = torch.from_numpy(found.x)
+        result = minimize(smooth, weights.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": INNER})
+        weights = torch.from_numpy(result.x)
         errors = objective(weights)[1]
         multipliers = multipliers + penalty * errors
         if not equal:

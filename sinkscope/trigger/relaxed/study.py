@@ -52,7 +52,7 @@ def tasks(
     deltas: Sequence[float],
 ) -> list[Relaxed]:  # fmt: skip
     """Every combination. Raises SinkscopeError as `Relaxed` does."""
-    return [Relaxed(*each) for each in dict.fromkeys(product(groups, ranks, widths, kappas, deltas))]
+    return [Relaxed(*sizes) for sizes in dict.fromkeys(product(groups, ranks, widths, kappas, deltas))]
 
 
 def relaxed(
@@ -94,13 +94,13 @@ def row_of(task: Relaxed, pattern: str, seeds: int) -> dict[str, Any]:
     short = "diag" if pattern == "diagonal" else "sink"
     scores = [least_scores(task, pattern, seed) for seed in range(seeds)]
     rest = [least_rest(task, pattern, seed) for seed in range(seeds)]
-    met = [each.cost for each in rest if each.violation < MET]
+    met = [least.cost for least in rest if least.violation < MET]
     missing = float("nan")
     return {
         "groups": task.groups, "rank": task.rank, "width": task.width, "kappa": task.kappa, "delta": task.delta,
         "pattern": pattern, "written_qk": written.cost_scores, "written_rest": written.cost_rest,
-        "found_qk": min(each.cost for each in scores), "found_qk_worst": max(each.cost for each in scores),
-        "bound_qk": max(each.bound for each in scores),
+        "found_qk": min(least.cost for least in scores), "found_qk_worst": max(least.cost for least in scores),
+        "bound_qk": max(least.bound for least in scores),
         "found_rest": min(met, default=missing), "found_rest_worst": max(met, default=missing),
         "rest_seeds": len(met), "seeds": seeds,
         "lower": bounds[f"L_{short}"], "upper_qk": bounds[f"U_{short}_qk"], "upper_rest": bounds[f"U_{short}_rest"],

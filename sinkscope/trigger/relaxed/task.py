@@ -78,8 +78,8 @@ class Relaxed:
     def right(self, pattern: str) -> list[tuple[int, list[int]]]:
         """Each query that asks for something, and its right keys."""
         copies = range(1 + self.dormant, 1 + self.dormant + self.groups)
-        own = [(query, [query if pattern == "diagonal" else 0]) for query in range(1, 1 + self.dormant)]
-        return own + [(query, self._members(int(self.group[query]))) for query in copies]
+        dormant = [(query, [query if pattern == "diagonal" else 0]) for query in range(1, 1 + self.dormant)]
+        return dormant + [(query, self._members(int(self.group[query]))) for query in copies]
 
     def _members(self, group: int) -> list[int]:
         return [int(key) for key in np.flatnonzero(self.group[: 1 + self.dormant] == group)]
@@ -97,18 +97,18 @@ class Relaxed:
 
     def heard(self, pattern: str) -> Float[np.ndarray, "token span"]:
         """A x with the exact pattern: what the values of each query's right keys are read from, evenly."""
-        found = self.tokens.copy()
+        heard = self.tokens.copy()
         for query, keys in self.right(pattern):
-            found[query] = self.tokens[keys].mean(0)
-        return found
+            heard[query] = self.tokens[keys].mean(0)
+        return heard
 
     @cached_property
     def updates(self) -> Float[np.ndarray, "token span"]:
         """What the block is to add to each token: a dormant token itself, a copy token lambda dbar_c, BOS nothing."""
-        found = self.tokens.copy()
-        found[0] = 0
-        found[1 + self.dormant :] = self.scale * np.eye(self.span)[1 : 1 + self.groups]
-        return found
+        updates = self.tokens.copy()
+        updates[0] = 0
+        updates[1 + self.dormant :] = self.scale * np.eye(self.span)[1 : 1 + self.groups]
+        return updates
 
     @property
     def gap(self) -> float:
@@ -201,9 +201,9 @@ def _scores(task: Relaxed, pattern: str) -> Float[np.ndarray, "span span"]:
 
 def _diagonal_rest(task: Relaxed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values keep groups and nuisance; the nuisance of a whole group sums to 0. No MLP."""
-    own = np.r_[1 : 1 + task.groups, 1 + 2 * task.groups : task.span]
+    kept = np.r_[1 : 1 + task.groups, 1 + 2 * task.groups : task.span]
     values = np.zeros((task.span, task.span))
-    values[own, own] = 1
+    values[kept, kept] = 1
     return values, np.zeros((0, task.span)), np.zeros((task.span, 0))
 
 

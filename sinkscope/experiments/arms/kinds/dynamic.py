@@ -52,9 +52,9 @@ class DynamicHeads(Arm):
         return replace(self, chosen=crossing(scores, self.score, self.bound))
 
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
-        own = self._own(forward)
-        forward.touches(torch.cat(list(own.values()), 1).sum(1))
-        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
+        masks = self._own(forward)
+        forward.touches(torch.cat(list(masks.values()), 1).sum(1))
+        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, masks)
 
     def changes(self, forward: Pass) -> Iterable[str] | None:
         if not self.chosen:  # the arm is only counted
@@ -86,9 +86,9 @@ class RandomDynamicHeads(Arm):
         return f"random as {self.of}"
 
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
-        own = self._own(forward)
-        forward.touches(torch.cat(list(own.values()), 1).sum(1))
-        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, own)
+        masks = self._own(forward)
+        forward.touches(torch.cat(list(masks.values()), 1).sum(1))
+        return zeroed_by_sequence(forward.setting.base, forward.setting.sites, masks)
 
     def changes(self, forward: Pass) -> Iterable[str] | None:
         if not self.chosen:
@@ -147,8 +147,8 @@ def scored(setting: Setting, column: str) -> dict[str, Tensor]:
         raise SinkscopeError(f"--arm dynamic:{column}: a scan of the model does not measure this score by itself")
     scores = {}
     for site in setting.sites:
-        own = table[table["module"] == site.name].sort_values(["sequence", "head"])
-        scores[site.name] = torch.from_numpy(own[column].to_numpy(float).reshape(len(setting.ids), site.heads).copy())
+        rows = table[table["module"] == site.name].sort_values(["sequence", "head"])
+        scores[site.name] = torch.from_numpy(rows[column].to_numpy(float).reshape(len(setting.ids), site.heads).copy())
     return scores
 
 

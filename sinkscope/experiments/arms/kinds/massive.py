@@ -152,7 +152,10 @@ def massive_elements(setting: Setting, name: str) -> Elements:
 
 def measured_means(setting: Setting, elements: Elements) -> Means:
     """Runs the unablated model over all sequences and sums up its massive elements."""
-    sums = {path: torch.zeros(2, len(setting.ids), 2, len(own), dtype=torch.float64) for path, own in elements.items()}
+    sums = {
+        path: torch.zeros(2, len(setting.ids), 2, len(channels), dtype=torch.float64)
+        for path, channels in elements.items()
+    }
     size = batch_size(setting.model, setting.ids.shape[1])
     for start in range(0, len(setting.ids), size):
         batch = setting.ids[start : start + size].to(setting.checkpoint.device)

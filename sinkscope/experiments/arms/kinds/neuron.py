@@ -77,7 +77,7 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
     projections = []
     for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
-        if any(name == own or name.startswith(f"{own}.") for own in inside):
+        if any(name == attention or name.startswith(f"{attention}.") for attention in inside):
             continue
         if isinstance(module, linear_kinds()):
             wide, out = _widths(module)

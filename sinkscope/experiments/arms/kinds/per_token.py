@@ -121,13 +121,13 @@ def gather(setting: Setting) -> None:
     ids = setting.more_text(SEQUENCES)
     size = chosen_batch(ids.shape[1], setting.checkpoint.device)
     for group in groups_of(setting, missing):
-        found: dict[str, Sums] = {}
+        sums: dict[str, Sums] = {}
         for batch in ids.split(size):
             with torch.no_grad(), ExitStack() as stack:
                 for site in group:
-                    stack.enter_context(read_and_written(setting, site, _adding(found, site)))
+                    stack.enter_context(read_and_written(setting, site, _adding(sums, site)))
                 Forward(setting.base)(batch.to(setting.checkpoint.device))
-        setting.maps |= found
+        setting.maps |= sums
 
 
 def _adding(found: dict[str, Sums], site: Site) -> Callable[[Tensor, Tensor], Tensor]:
@@ -231,8 +231,8 @@ class PerToken(Arm):
     def told(self) -> list[str]:
         return [
             f"{self.name}: the map of {len(self.chosen[name])} head{'s' * (len(self.chosen[name]) != 1)} of {name} has "
-            f"R2 {found.r2:.4f} on the {found.tokens:,} tokens that it was fitted on, from {found.rank} directions."
-            for name, found in self.maps.items()
+            f"R2 {fit.r2:.4f} on the {fit.tokens:,} tokens that it was fitted on, from {fit.rank} directions."
+            for name, fit in self.maps.items()
         ]
 
 

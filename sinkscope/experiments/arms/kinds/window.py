@@ -80,18 +80,18 @@ class ScoredPlan(CachePlan):
         count = int(self.share * len(dormancy) + 0.5)
         if not count:
             raise SinkscopeError(f"{self.name} of {len(dormancy)} KV heads is no head: give a larger share")
-        known = dormancy.notna().sum()
-        if count > known:
+        scored = dormancy.notna().sum()
+        if count > scored:
             raise SinkscopeError(
-                f"{self.name}: only {known} of {len(dormancy)} KV heads have a value of {self.score.column}"
+                f"{self.name}: only {scored} of {len(dormancy)} KV heads have a value of {self.score.column}"
             )
         order = dormancy.dropna().sort_values(ascending=self.score.low, kind="stable")
         return replace(self, heads=tuple(order.index[:count]))
 
     def _of_group(self, scores: pd.Series, head: KVHead, sites: list[Site]) -> float:
         site = next(site for site in sites if site.name == head[0])
-        own = scores.loc[[(site.name, query) for query in range(site.heads) if group_of(site, query) == head[1]]]
-        return float(own.max(skipna=False) if self.score.low else own.min(skipna=False))
+        values = scores.loc[[(site.name, query) for query in range(site.heads) if group_of(site, query) == head[1]]]
+        return float(values.max(skipna=False) if self.score.low else values.min(skipna=False))
 
     def chosen(self, forward: Pass) -> Iterable[KVHead]:
         return self.heads
@@ -135,8 +135,8 @@ def group_of(site: Site, head: int) -> int:
 
 def query_heads(site: Site, chosen: Iterable[KVHead]) -> tuple[bool, ...]:
     """Whether each query head of a site belongs to one of the chosen KV heads."""
-    own = {group for name, group in chosen if name == site.name}
-    return tuple(group_of(site, head) in own for head in range(site.heads))
+    groups = {group for name, group in chosen if name == site.name}
+    return tuple(group_of(site, head) in groups for head in range(site.heads))
 
 
 def read_plan(text: str) -> CachePlan:
@@ -217,12 +217,12 @@ class Window(Arm):
         some: dict[tuple[bool, ...], Narrowing] = {}  # layers in which the same heads evict share a mask
 
         def windowed(site: Site, call: AttentionCall) -> AttentionCall:
-            own = heads.get(site.name, (True,))
-            if not self._concerns(site) or not any(own):
+            evicting = heads.get(site.name, (True,))
+            if not self._concerns(site) or not any(evicting):
                 return call
-            if all(own):
+            if all(evicting):
                 return whole(call)
-            return some.setdefault(own, Narrowing(_in_heads(allowed, own)))(call)
+            return some.setdefault(evicting, Narrowing(_in_heads(allowed, evicting)))(call)
 
         with forward.changed(windowed):
             yield
