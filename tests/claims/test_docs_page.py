@@ -1,6 +1,7 @@
 """docs/claims.md says what `sinkscope claims` found: its tables are those of docs/claims.csv, its sentences too.
 
-The numbers of docs/claims.csv come from 32 sequences. The slow test measures a few of these sequences.
+The numbers of docs/claims.csv come from 32 sequences. The slow tests measure the trigger models and, in the nightly run,
+a few sequences of Gemma.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from tiers import nightly
 
 from sinkscope.claims.claim import CLAIMS, chosen_claims
 from sinkscope.claims.findings import number_of, put, read_csv
@@ -20,6 +23,7 @@ PAGE = (ROOT / "docs" / "claims.md").read_text("utf-8")
 NUMBERS = read_csv(ROOT / "docs" / "claims.csv")
 UNREAD = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)|\d{4}\.\d{5}|Proposition 4\.1", re.M | re.S)
 """Code, links and numbers of papers, in which a number is none that was measured."""
+KEY = ["claim", "subject", "row", "quantity"]
 MEASURED = re.compile(r"-?\d+\.\d+|\d+ of \d+")
 
 
@@ -66,22 +70,29 @@ def test_a_number_that_was_not_measured_is_seen() -> None:
     ]
 
 
+def measured(*subjects: Subject) -> pd.DataFrame:
+    """What claims say of subjects now, beside the page's rows of the same claim, subject and quantity."""
+    rows = put([claim for claim in chosen_claims() if claim.name != "value-is-not-needed"], list(subjects))
+    return rows.merge(NUMBERS, on=KEY, suffixes=("", "_page"), how="left", indicator=True)
+
+
+@pytest.mark.slow
+def test_the_trigger_models_say_the_same_to_the_last_digit() -> None:
+    rows = measured(*(Subject(name, name) for name in ("example:trigger-softmax", "example:trigger-relu")))
+    assert rows["subject"].nunique() == 2
+    assert rows["shown"].tolist() == rows["shown_page"].tolist()
+
+
 @pytest.mark.slow
 @pytest.mark.real
+@nightly
 def test_a_few_sequences_say_the_same() -> None:
-    """The first two sequences of prose: means lie within five of the errors that two sequences have. The trigger
-    models are measured whole, and say the same to the last digit shown."""
-    claims = [each for each in chosen_claims() if each.name not in ("value-is-not-needed",)]
-    few = Subject("example:gemma-3-270m", "example:gemma-3-270m", reading={"data": "prose", "num_sequences": 2})
-    whole = [Subject(name, name) for name in ("example:trigger-softmax", "example:trigger-relu")]
-    found = put(claims, [few, *whole])
-    key = ["claim", "subject", "row", "quantity"]
-    both = found.merge(NUMBERS, on=key, suffixes=("", "_page"), how="left", indicator=True)
-    triggers = both[both["subject"] != few.label]
-    assert triggers["shown"].tolist() == triggers["shown_page"].tolist()
-    gemma = both[(both["subject"] == few.label) & (both["_merge"] == "both")]
-    means = gemma[(gemma["sem_page"] > 0) & ~gemma["quantity"].str.startswith(("its", "smallest", "largest"))]
+    """The first two sequences of prose: means lie within five of the errors that two sequences have."""
+    name = "example:gemma-3-270m"
+    rows = measured(Subject(name, name, reading={"data": "prose", "num_sequences": 2}))
+    known = rows[rows["_merge"] == "both"]
+    means = known[(known["sem_page"] > 0) & ~known["quantity"].str.startswith(("its", "smallest", "largest"))]
     assert len(means) >= 15
     spread = means["sem_page"] * np.sqrt(means["n_page"] / means["n"])
     wrong = means[(means["value"] - means["value_page"]).abs() > 5 * spread]
-    assert wrong.empty, wrong[[*key, "shown", "shown_page"]].to_string()
+    assert wrong.empty, wrong[[*KEY, "shown", "shown_page"]].to_string()

@@ -15,6 +15,7 @@ import torch
 from conftest import VOCABULARY, make_tokenizer
 from pages import PAGES, ROOT, Command, answer, commands, differences, python_blocks
 from random_share import SHARE
+from tiers import nightly
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -106,6 +107,7 @@ def test_the_first_run_answers_as_the_pages_say(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.real
+@nightly
 def test_the_sinks_without_bos_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "tokens.md").read_text("utf-8")
@@ -117,7 +119,7 @@ def test_the_sinks_without_bos_are_those_of_the_page(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.skipif(SHARE < 1, reason="its 22 passes take minutes: compared where all random cases are drawn")
+@nightly
 def test_the_ablation_answers_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "commands" / "ablate.md").read_text("utf-8")
@@ -128,6 +130,7 @@ def test_the_ablation_answers_as_the_page_says(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.real
+@nightly
 def test_the_domains_that_differ_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences and their intervals, as the page's table has them."""
     monkeypatch.chdir(tmp_path)

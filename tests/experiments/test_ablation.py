@@ -17,7 +17,7 @@ import torch
 from conftest import corpus_texts, make_model, make_tokenizer
 from models import random_ids, tiny
 from scipy import stats
-from tiers import slow_but
+from tiers import nightly, slow_but
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from typer.testing import CliRunner, Result
 from watched import find, hooks
@@ -528,6 +528,7 @@ def test_somebody_s_files_are_left_alone(
 
 @pytest.mark.slow
 @pytest.mark.real
+@nightly
 def test_gemma_honor_beside_random_heads() -> None:
     """Zeroing by BOS mass costs Gemma-3-270M far more than zeroing as many random heads; HONOR does not."""
     run = sinkscope.scan("example:gemma-3-270m", seq_len=64, num_sequences=4, self_check=False)

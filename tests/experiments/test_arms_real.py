@@ -8,6 +8,7 @@ import pytest
 import torch
 from real import prose
 from scipy import stats
+from tiers import nightly
 
 import sinkscope
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
@@ -18,7 +19,7 @@ from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.readings import Reference, SinkCount
 
 GEMMA = "example:gemma-3-270m"
-pytestmark = [pytest.mark.slow, pytest.mark.real]
+pytestmark = [pytest.mark.slow, pytest.mark.real, nightly]
 
 
 def test_gemma_massive_activations_are_a_bias_and_rounding_hurts_most_at_the_sink() -> None:

@@ -16,9 +16,8 @@ import torch
 from conftest import Scan
 from exact import assert_close, table
 from models import random_ids, tiny
-from random_share import SHARE
 from smoothing_reference import average_cosine, measure_smoothing
-from tiers import slow_but
+from tiers import nightly, slow_but
 from typer.testing import CliRunner
 from watched import hooks
 
@@ -373,7 +372,7 @@ def test_domains_have_rows_of_their_own(tiny_folder: Any, scan_cli: Scan) -> Non
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.skipif(SHARE < 1, reason="minutes of float64 where tiny models take seconds: left to the nightly run")
+@nightly
 def test_gemma_every_column() -> None:
     """The real checkpoint: gains of exactly 0 in its norms on q, and norms of thousands in its residual stream."""
     from real import prose

@@ -1,4 +1,4 @@
-"""Divides a test's parameters between the fast tier and the full tier."""
+"""Which tests, and which of their parameters, are left to the full tier or to the nightly run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from random_share import SHARE
+
+nightly = pytest.mark.skipif(
+    SHARE < 1, reason="minutes on a real model, of what tiny ones test: left to the nightly run"
+)
+"""For tests that take minutes and ask what a real model does, not whether the code is right."""
 
 
 def slow_but(values: Iterable[Any], *fast: Any) -> list[Any]:
