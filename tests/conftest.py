@@ -1,4 +1,8 @@
-"""What most tests share: a tiny checkpoint on disk, and `sinkscope scan` called in process."""
+"""What most tests share: a tiny checkpoint on disk, and `sinkscope scan` called in process.
+
+torch and transformers are imported where a test uses them: the process that deals the tests out to workers reads this
+file, too, and runs none.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: each with a thread a core would wait for the other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
-import transformers
-import typer
+import typer.testing
 from hypothesis import settings
 from random_share import share_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedTokenizerFast
-from transformers.utils import logging
-from typer.testing import CliRunner
 
-logging.disable_progress_bar()
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
 
 command_of = functools.cache(typer.main.get_command)
 """The parsers of a typer application. Built anew for each call, as typer's test runner does, they take 0.1 s."""
@@ -68,6 +68,9 @@ def corpus_texts(name: str) -> list[str]:
 
 def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
     """Byte-level BPE over the built-in prose; like Llama's, it puts BOS first by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,9 +86,20 @@ def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
 
 
 def make_model(**overrides: Any) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", **{**SIZES, **overrides})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_progress_bars() -> None:
+    """transformers' bars over the weights that it loads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +180,7 @@ def scan_cli(tmp_path: Path) -> Scan:
         words = [str(word) for word in args]
         for option, value in zip(SHORT[::2], SHORT[1::2], strict=True):
             words += [] if option in words or (option == "--seq-len" and not seq_len) else [option, value]
-        result = CliRunner().invoke(app, ["scan", str(model), *words, "--out", str(folder)], input=stdin)
+        result = typer.testing.CliRunner().invoke(app, ["scan", str(model), *words, "--out", str(folder)], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return Outcome(result.exit_code, result.stdout, result.stderr, folder)
 
@@ -204,6 +218,8 @@ def refused(scan_cli: Scan, tmp_path: Path) -> Refused:
 @pytest.fixture
 def patch_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], None]], None]:
     """Calls a function with the token ids before every forward of a Llama; what it raises comes out of the model."""
+    from transformers import LlamaModel
+
     original = LlamaModel.forward
 
     def patch(before: Callable[[torch.Tensor], None]) -> None:
@@ -244,6 +260,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             if name == COUNTED:
                 fates.setdefault(value[0], Counter())[value[1]] += 1
     if fates:
+        import transformers
+
         terminalreporter.section(f"model types of transformers {transformers.__version__}")
     for name, counts in fates.items():
         types, read = counts.total(), counts.pop("read", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
 from dataclasses import asdict
 from importlib.metadata import version
@@ -51,14 +52,19 @@ class Described(Protocol):
     def decoder_input(self) -> str | None: ...
 
 
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Python's version, and those of the packages that are installed."""
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES if find_spec(name)}
+
+
 def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Manifest:
     """Returns the manifest as known before the first batch. `checked`: the self-check's record."""
     reading, processes = loop.reading, loop.processes
     facts = {
         "sinkscope": VERSION,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in PACKAGES if find_spec(name)},
+        "versions": _versions(),
         "request": request.as_dict(),
         "model": loop.checkpoint.facts | {"name": request.name},
         "data": [_corpus_facts(corpus, reading) for corpus in reading.corpora],

@@ -1,7 +1,7 @@
 """docs/claims.md says what `sinkscope claims` found: its tables are those of docs/claims.csv, its sentences too.
 
-The numbers of docs/claims.csv come from 32 sequences. The slow tests measure the trigger models and, in the nightly run,
-a few sequences of Gemma.
+The numbers of docs/claims.csv come from 32 sequences. The slow tests measure the trigger models and, in the nightly
+run, a few sequences of Gemma.
 """
 
 from __future__ import annotations

@@ -135,6 +135,7 @@ def given_length(given: list[list[int]]) -> Any:
     return lambda read: next(number for number, each in enumerate(given) if read[: len(each)] == each)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
     model, given = writer("llama"), prompts(12, 7)
     calls: list[int] = []
@@ -162,6 +163,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
     assert_same(seen.run(), one_by_one(model, read))
 
 
+@pytest.mark.slow
 def test_what_runs_compiled_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = writer("llama"), prompts(12)
     monkeypatch.setattr("sinkscope.capture.batches.replayed", lambda batches: True)
