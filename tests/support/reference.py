@@ -310,7 +310,8 @@ def pairwise_cosine(rows: Array) -> float:
 
 def row_entropy(row: Array) -> float:
     """-sum p log p in nats, with 0 log 0 = 0."""
-    return float(sum(-p * np.log(p) for p in row if p > 0))
+    p = row[row > 0]
+    return float(-(p * np.log(p)).sum())
 
 
 def log_sum_exp(values: Array) -> float:
@@ -338,7 +339,7 @@ def is_causal(visible: Array) -> bool:
 
 def alpha_scores(probs: Array, visible: Array) -> Array:
     """alpha_k for every key k: the mean attention it receives over the queries that may see it; NaN where none may."""
-    return np.array([mean([probs[i, k] for i in range(len(probs)) if visible[i, k]]) for k in range(probs.shape[1])])
+    return np.array([mean(probs[visible[:, k], k]) for k in range(probs.shape[1])])
 
 
 def sink_score(probs: Array) -> float:
@@ -348,19 +349,21 @@ def sink_score(probs: Array) -> float:
 
 def seeing(visible: Array) -> list[int]:
     """n_k: the number of queries that may see key k."""
-    return [sum(bool(visible[i, k]) for i in range(len(visible))) for k in range(visible.shape[1])]
+    return [int(visible[:, k].sum()) for k in range(visible.shape[1])]
 
 
 def peak_range(visible: Array) -> list[int]:
     """The keys that at least a quarter as many queries see as the key that most queries see."""
     rows = seeing(visible)
-    return [k for k, count in enumerate(rows) if count >= max(rows) / 4]
+    most = max(rows)
+    return [k for k, count in enumerate(rows) if count >= most / 4]
 
 
 def counted_range(visible: Array) -> list[int]:
     """The keys that at least 16 queries see, and a sixteenth as many as the key that most queries see."""
     rows = seeing(visible)
-    return [k for k, count in enumerate(rows) if count >= max(16, max(rows) / 16)]
+    most = max(rows)
+    return [k for k, count in enumerate(rows) if count >= max(16, most / 16)]
 
 
 def sinks(
@@ -373,7 +376,8 @@ def sinks(
     length = len(x)
     sizes = np.array([np.sqrt((row**2).sum()) for row in x])
     cosine = [float((x[k] * x[0]).sum() / sizes[k] / sizes[0]) for k in range(length)]
-    state = [(cosine[k], float(np.abs(x[k]).max()), sizes[k] / np.median(sizes)) for k in range(length)]
+    usual, middle = np.median(sizes), np.median(np.abs(x))
+    state = [(cosine[k], float(np.abs(x[k]).max()), sizes[k] / usual) for k in range(length)]
     found = []
     for h in range(len(probs)):
         alpha = alpha_scores(probs[h], visible[h])
@@ -383,7 +387,7 @@ def sinks(
     for k in range(length):
         if abs(state[k][0]) > 0.9 and state[k][2] > 5:
             found.append(("state", np.nan, k, np.nan, *state[k]))
-        if state[k][1] > 100 and state[k][1] > 1000 * np.median(np.abs(x)):
+        if state[k][1] > 100 and state[k][1] > 1000 * middle:
             found.append(("massive", np.nan, k, np.nan, *state[k]))
     return found
 
@@ -433,10 +437,10 @@ def sink_margin(logits: Array, visible: Array, sink_logit: float | None = None) 
     for i in range(1, len(logits)):
         if not visible[i, 0]:
             continue
-        others = [logits[i, j] for j in range(1, len(logits)) if visible[i, j]]
+        others = logits[i, 1:][visible[i, 1:]]
         if sink_logit is not None:
-            others.append(sink_logit)
-        margins.append(logits[i, 0] - log_sum_exp(np.array(others)))
+            others = np.append(others, sink_logit)
+        margins.append(logits[i, 0] - log_sum_exp(others))
     return mean(margins)
 
 
