@@ -56,7 +56,7 @@ CLAIM = Claim(
         "text, 70.29 % and 90.13 % on random tokens, 62.28 % and 0.00 % on one token repeated."
     ),
     source="table 1.",
-    assumes="A sink rate of half the heads counts as sinking. Their texts are from the Pile.",
+    assumes="A sink rate of one half counts as sinking. Their texts are from the Pile.",
     needs=TEXT,
     also=(CONTROLS,),
     find=find,
