@@ -144,7 +144,9 @@ def test_every_command_has_its_page() -> None:
     helped = CliRunner().invoke(app, ["--help"]).stdout
     commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.M)
     table = "".join(
-        re.findall(r"^\| (\[.+?\]\(docs/(?:commands/)?\w+\.md(?:#[\w-]+)?\)) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+        re.findall(
+            r"^\| (\[.+?\]\(docs/(?:commands/)?\w+\.md(?:#[\w-]+)?\)) \|", (ROOT / "README.md").read_text("utf-8"), re.M
+        )
     )
     assert len(commands) == 23
     assert set(commands) <= set(re.findall(r"\w+", table))
