@@ -170,8 +170,8 @@ class Joined:
         for site in self._sites.values():
             if any(site.changed):
                 raise SinkscopeError(
-                    f"keys or values in the cache of {site.name} changed between two passes (some caches round them, "
-                    "some presses overwrite those that they drop): such sequences are not read"
+                    f"keys or values in the cache of {site.name} first changed after the second pass (some caches "
+                    "round them, some presses overwrite those that they drop): this is read on a CPU alone"
                 )
         read: dict[tuple[object, ...], Visibility] = {}
         taken = self._taking.of_last()

@@ -134,7 +134,8 @@ class Steps:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
         if not self._keys or self.cross:
             return
-        left = sum(part.of(keys, 2).shape[2] for part, keys in zip(taken, self._keys, strict=True))
+        sizes = zip(taken, self._keys, strict=True)
+        left = sum(keys.shape[2] if part.tokens is None else part.tokens for part, keys in sizes)
         gone, self._rows = self._rows - left, left
         self._slots -= gone
         self._sums.cut(gone)
@@ -174,30 +175,30 @@ class Steps:
             )
             assert visible.spans is not None
             call = call.with_visible(from_spans(*visible.spans, total))
-        self._keep(call, passes, own=not self._keys and heard.keys == new)
-        if not self._heard:
-            return call
+        fresh = self._keep(call, passes)
+        if not self._heard:  # the cache's own tensors may be written into
+            return replace(call, key=fresh[0], value=fresh[1]).with_visible(call.visible)
         if self._nothing is None:  # a slice would keep the keys and values that it is of
             self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
         return replace(call, key=self._nothing[0], value=self._nothing[1], mask=None)
 
-    def _keep(self, call: AttentionCall, passes: Taking, own: bool) -> None:
-        """Keeps the new keys of a pass, and which keys its queries see. `own`: the call holds new keys alone, which
-        nothing writes into."""
+    def _keep(self, call: AttentionCall, passes: Taking) -> tuple[Tensor, Tensor]:
+        """Keeps copies of the new keys and values of a pass, which it returns, and which keys its queries see."""
         new, keys = call.lengths
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
         dropped = offset > 0 and past != self._rolling and not _windowed(call, self._rows)
         anew = (self._held is not None or dropped) and self._find(call, past, passes)
         if past > 0 and not anew and self._heard:
             changed = self._sums.changed(call.key, call.value, past)
-            if len(self._heard) == 1 or changed.device.type == "cpu":  # a press acts after the first pass, if it does
+            # On an accelerator the answer is waited for in the second pass alone: most presses act after the first.
+            if len(self._heard) == 1 or changed.device.type == "cpu":
                 anew = bool(changed) and self._find(call, past, passes, changed=True)
             else:
                 self.changed.append(changed)
         if self._held is not None:
             ends = torch.arange(self._rows + 1, self._rows + new + 1, device=call.query.device).view(1, 1, -1)
             offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
-        fresh = [tensor if own else tensor[:, :, past:].clone() for tensor in (call.key, call.value)]
+        fresh = call.key[:, :, past:].clone(), call.value[:, :, past:].clone()
         if self._held is not None:
             self._held.grow(*fresh)
         self._sums.keep(call.key, call.value, past, anew=anew)
@@ -206,11 +207,11 @@ class Steps:
         self._values.append(fresh[1])
         self._visible.append(visible)
         self._offsets.append(offset)
+        return fresh
 
     def _find(self, call: AttentionCall, past: int, passes: Taking, changed: bool = False) -> bool:
-        """Finds out whose keys the `past` slots of a cache hold, where these may be others than before, or `changed`.
-
-        Returns whether it did.
+        """Finds out whose keys the `past` slots of a cache hold, where these may be others than before. `changed`: they
+        are known to be others. Returns whether it did.
         """
         first = _first_seen(call.visible, past, self.name)
         known = self._held is not None and past == self._slots and not self._moved and not self._held.foreign
@@ -223,9 +224,11 @@ class Steps:
             tokens, values = joined(self._keys, taken, 2), joined(self._values, taken, 2)
             self._held = StillCached(tokens, values, self._ever_seen(taken))
         slots = call.key[:, :, :past], call.value[:, :, :past]
-        self._held.keep(*slots, first, lambda: _weighs(call, past), self.name)
-        if fresh and newest(self._held, past):  # a sliding window that the model does not name
-            self._held, self._rolling = None, past
+        self._held.keep(*slots, first, self._slots - past, lambda: _weighs(call, past), self.name)
+        if fresh and newest(self._held, past):
+            self._held = None
+            if past < self._rows:  # a sliding window that the model does not name
+                self._rolling = past
         return True
 
     def _ever_seen(self, taken: list[Taken]) -> Tensor:
@@ -314,7 +317,12 @@ def _repeated(tensor: Tensor, times: int) -> bool:
 
 
 def _weighs(call: AttentionCall, past: int) -> Tensor:
-    """(B, G, past): whether the queries of a pass give a slot of the cache any attention; NaN counts as some."""
+    """(B, G, past): whether the queries of a pass give a slot of the cache any attention.
+
+    NaN counts as some, and so does every weight of a score that is not softmax's.
+    """
+    if call.score != "softmax":
+        return torch.ones((*call.key.shape[:2], past), dtype=torch.bool, device=call.key.device)
     columns = read(call)[1].columns[..., :past]
     return ~(columns < NO_WEIGHT).unflatten(1, (call.key.shape[1], -1)).all(2)
 

@@ -123,26 +123,29 @@ class StillCached:
         self.end = torch.full_like(self._marks, HELD)
         self.foreign = False
 
-    def keep(self, keys: Tensor, values: Tensor, first: Tensor, weighs: Callable[[], Tensor], name: str) -> None:
+    def keep(
+        self, keys: Tensor, values: Tensor, first: Tensor, gone: int, weighs: Callable[[], Tensor], name: str
+    ) -> None:
         """The cache now holds the slots `keys` and `values`, (B, G, n, d), of which the next query sees those from
-        `first` (B | 1) on.
+        `first` (B | 1) on; `gone` slots fewer than before. `name` is the call's.
 
         Some presses write into the slots of the keys that they drop, so that these get no attention. `weighs` gives the
-        slots that get some from the pass, (B, G, n). Raises SinkscopeError where one of these holds what no token had;
-        `name` is the call's.
+        slots that get some from the pass, (B, G, n).
+
+        Raises SinkscopeError where a slot that gets attention holds what no token had, where the newest tokens were
+        lost, and where dropped ones came back.
         """
         tokens, known = self._tokens(marks(keys, values), name)
         self.foreign = not bool(known.all())
         if self.foreign and bool((weighs() & ~known).any()):
             raise SinkscopeError(
-                f"the cache of {name} holds keys or values that no token had (it merges, rounds or turns them, or its "
-                "rows changed): such a sequence is not read"
+                f"the cache of {name} holds keys or values that no token had (it merges, rounds, rotates or overwrites "
+                "them): such a sequence is not read"
             )
         places = torch.arange(keys.shape[2], device=keys.device)
         seen = (places >= first.view(-1, 1, 1)) & known
         held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, seen.long(), "amax") > 0
-        lost = (self.end == HELD) & self._seen[:, None] & ~held
-        if not self.foreign and bool((lost.any(2) & (_last(held) < _first(lost))).all()):
+        if self._lost_the_newest(held, gone):
             raise SinkscopeError(
                 f"the cache of {name} lost its newest tokens, but not by `crop` or by the same slice in every layer: "
                 "not read"
@@ -153,14 +156,26 @@ class StillCached:
         self.end = self.end.where(held | (self.end < HELD), now)
 
     def sliced(self, keys: Tensor, values: Tensor, count: int, name: str) -> bool:
-        """Whether the slots hold the same tokens as before, but for the newest `count`, which every head held."""
+        """Whether the slots hold the same tokens as before, but for the newest `count`, which every head held, and for
+        slots that hold what no token had."""
         rest, seen = self.end == HELD, self._seen[:, None]
         if not bool(rest[..., -count:].all()):
             return False
         rest[..., -count:] = False
         tokens, known = self._tokens(marks(keys, values), name)
         held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, known.long(), "amax") > 0
-        return torch.equal(held & seen, rest & seen)
+        overwritten = (rest & seen & ~held).sum(2) <= (~known).sum(2)
+        return bool(overwritten.all()) and not bool((held & seen & ~rest).any())
+
+    def _lost_the_newest(self, held: Tensor, gone: int) -> bool:
+        """Whether the `gone` slots were those of the newest tokens, as if these were taken back: in every head, or in
+        any where slots were overwritten, since these do not tell whose they were."""
+        if gone <= 0:
+            return False
+        there = self.end == HELD
+        newest_there = there & (there.flip(2).cumsum(2).flip(2) <= gone)
+        lost = ~(newest_there & held).any(2)
+        return bool(lost.any() if self.foreign else lost.all())
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
         """A pass brought the keys and values of new tokens, which its cache holds."""
@@ -181,7 +196,12 @@ class StillCached:
         self.end = end.where(end == HELD, end.clamp(max=length))
 
     def _tokens(self, slots: Int[Tensor, "batch group slot"], name: str) -> tuple[Tensor, Tensor]:
-        """The token of each slot, and whether it is one: other slots hold what no token had."""
+        """The token of each slot, and whether it is one: other slots hold what no token had. Raises SinkscopeError
+        where it cannot be known."""
+        if slots.shape[:2] != self._marks.shape[:2]:
+            raise SinkscopeError(
+                f"the cache of {name} holds {len(slots)} sequences after {len(self._marks)}: such a batch is not read"
+            )
         order = self._marks.sort(2)
         place = torch.searchsorted(order.values, slots).clamp(max=order.values.shape[2] - 1)
         known = order.values.gather(2, place) == slots
@@ -191,14 +211,17 @@ class StillCached:
             same = order.values[..., 1:] == order.values[..., :-1]
             twice = torch.nn.functional.pad(same, (0, 1)).gather(2, place)
         if bool((known & twice & self._seen[:, None].expand_as(self.end).gather(2, tokens)).any()):
-            raise SinkscopeError(f"two tokens have equal keys in {name}: which of them its cache dropped is not known")
+            raise SinkscopeError(
+                f"two tokens have equal keys in {name}: which of them its cache still holds is not known"
+            )
         return tokens, known
 
 
 class SlotSums:
-    """What the slots of a cache hold, told by sums of their bits, so that a change of any is noticed.
+    """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers.
 
-    A slot's sum goes modulo 2**32 over its KV heads: it is exact in any order, and costs less than a comparison.
+    Such a sum is exact in any order, and takes less memory than a copy. It does not tell where a change leaves it as it
+    was, such as channels that change places.
     """
 
     def __init__(self) -> None:
@@ -206,18 +229,18 @@ class SlotSums:
 
     def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
-        last pass: one truth, on the tensors' device."""
+        last pass, or are others in number: one truth, on the tensors' device."""
         sums = _slot_sums(keys[:, :, :past], values[:, :, :past])
-        if self._sums is None or self._sums[:, -past:].shape != sums.shape:
+        if self._sums is None or self._sums[..., -past:].shape != sums.shape:
             return torch.ones((), dtype=torch.bool, device=keys.device)
-        return (sums != self._sums[:, -past:]).any()
+        return (sums != self._sums[..., -past:]).any()
 
     def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
         """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""
-        old = None if anew or self._sums is None or not past else self._sums[:, -past:]
+        old = None if anew or self._sums is None or not past else self._sums[..., -past:]
         start = 0 if old is None else past
         fresh = _slot_sums(keys[:, :, start:], values[:, :, start:])
-        self._sums = fresh if old is None else torch.cat([old, fresh], 1)
+        self._sums = fresh if old is None else torch.cat([old, fresh], 2)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""
@@ -225,32 +248,22 @@ class SlotSums:
 
     def cut(self, count: int) -> None:
         """The newest `count` slots left the cache."""
-        self._sums = None if self._sums is None else self._sums[:, : self._sums.shape[1] - count]
+        self._sums = None if self._sums is None else self._sums[..., : self._sums.shape[2] - count]
 
 
-def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch slot"]:
+def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group slot"]:
     return _bit_sums(keys) + _bit_sums(values)
 
 
-def _bit_sums(rows: Tensor) -> Int[Tensor, "batch slot"]:
-    """The bits of rows (B, G, n, d) as integers, summed for each slot; of 32 bits each, where rows are made of such."""
+def _bit_sums(rows: Tensor) -> Int[Tensor, "batch group slot"]:
+    """The bits of rows (B, G, n, d) as integers, summed; of 32 bits each, where rows are made of such."""
     rows, size = rows.detach(), rows.element_size()
     bits = _BITS[size]
     if size * rows.shape[-1] % 4 == 0:
         at = (*rows.stride()[:-1], rows.storage_offset())
         fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
         rows, bits = rows if fits else rows.contiguous(), torch.int32
-    return rows.view(bits).sum((1, 3), dtype=torch.int32)
-
-
-def _first(which: Tensor) -> Tensor:
-    """The first token of each row for which `which` is true; 0 where there is none."""
-    return which.int().argmax(-1)
-
-
-def _last(which: Tensor) -> Tensor:
-    """The last token of each row for which `which` is true; the last of all where there is none."""
-    return which.shape[-1] - 1 - which.flip(-1).int().argmax(-1)
+    return rows.view(bits).sum(3, dtype=torch.int64)
 
 
 def newest(held: StillCached, slots: int) -> bool:

@@ -267,25 +267,55 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("when", ["after the prefill", "after a step"])
 @pytest.mark.parametrize("what", ["keys", "values"])
 @pytest.mark.parametrize("pressed", [False, True])
 @pytest.mark.parametrize(
     ("family", "dtype"), slow_but([("llama", torch.bfloat16), ("mistral", torch.float32)], ("llama", torch.bfloat16))
 )
-def test_a_row_overwritten_in_the_middle_is_refused(what: str, pressed: bool, family: str, dtype: torch.dtype) -> None:
-    """As presses do that keep other numbers of keys in each head: the first and the last slot do not tell."""
+def test_a_row_overwritten_in_the_middle_is_refused(
+    when: str, what: str, pressed: bool, family: str, dtype: torch.dtype
+) -> None:
+    """In place, as some presses do: the first and the last slot do not tell, nor do lengths."""
     model, ids, cache = writer(family).to(dtype), text(), DynamicCache()
     press = Press(model, lambda _, keys: keys.norm(dim=-1).topk(6, -1).indices)
     with torch.no_grad(), sinkscope.watch(model) as seen:
         with press.pressing() if pressed else nullcontext():
             model(ids[:, :PROMPT], **{CACHE: cache})
         for step in range(PROMPT, PROMPT + 3):
+            if (step == PROMPT) == (when == "after the prefill"):
+                row = getattr(cache.layers[1], what)
+                row[1, 0, 4] = row[1, 0, 4] * 1.01
             model(ids[:, step : step + 1], **{CACHE: cache}, position_ids=torch.tensor([[step]]))
-            row = getattr(cache.layers[1], what)
-            row[1, 0, 4] = row[1, 0, 4] * 1.01
     with pytest.raises(SinkscopeError, match=r"layers\.1\.self_attn holds keys or values that no token had") as refused:
         seen.run()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.neg_, lambda keys: keys.mul_(2), lambda keys: keys.copy_(keys.flip(1))]
+)
+def test_a_change_of_all_keys_is_refused(change: Any) -> None:
+    """Another sign, another scale, other heads: the sum of all bits of a slot may be the same after it."""
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], **{CACHE: cache})
+        change(cache.layers[1].keys)
+        model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match=r"layers\.1\.self_attn holds keys or values that no token had"):
+        seen.run()
+
+
+def test_what_is_written_after_the_last_pass_is_not_measured() -> None:
+    model, ids, runs = writer("llama"), text(), []
+    for change in (False, True):
+        cache = DynamicCache()
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(ids[:, :PROMPT], **{CACHE: cache})
+            for layer in cache.layers if change else ():
+                layer.keys.mul_(1.001)
+        runs.append(seen.run())
+    assert_same(*runs)
 
 
 def lost_keys(draw: int = 0) -> dict[int, Tensor]:
@@ -312,6 +342,53 @@ def test_overwritten_keys_that_get_attention_are_refused() -> None:
     with attends(model, overwriting(lost_keys(), scale=1.0)), sinkscope.watch(model) as seen:
         steps(model, ids, DynamicCache())
     with pytest.raises(SinkscopeError, match="keys or values that no token had") as refused:
+        seen.run()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_second_question_may_overwrite_other_keys() -> None:
+    """The first answer is sliced off every layer; the press then drops more of the text."""
+    model, ids, other = writer("llama", num_hidden_layers=2), text(), text().flip(1)
+    few, more = lost_keys(), {layer: each | lost_keys(1)[layer] for layer, each in lost_keys().items()}
+    runs = []
+    for answers in ([(ids[:, -4:], few), (other[:, :4], more)], [(other[:, :4], more)]):
+        cache = DynamicCache()
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(ids[:, :PROMPT], **{CACHE: cache})
+            for answer, hidden in answers:
+                for layer in cache.layers:
+                    layer.keys, layer.values = layer.keys[:, :, :PROMPT], layer.values[:, :, :PROMPT]
+                with attends(model, overwriting(hidden)):
+                    for step in range(4):
+                        places = torch.tensor([[PROMPT + step]])
+                        model(answer[:, step : step + 1], **{CACHE: cache}, position_ids=places)
+        assert not seen.left_out
+        runs.append(seen.run())
+    assert runs[0].manifest.data[0].seq_len == PROMPT + 4
+    assert_same(*runs)
+
+
+def test_a_slice_of_overwritten_layers_alone_is_refused() -> None:
+    model, ids, cache = writer("llama", num_hidden_layers=2), text(), DynamicCache()
+    hidden = lost_keys()
+    with torch.no_grad(), attends(model, overwriting(hidden)), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], **{CACHE: cache})
+        model(ids[:, PROMPT : PROMPT + 1], **{CACHE: cache})
+        model(ids[:, PROMPT + 1 : PROMPT + 2], **{CACHE: cache})
+        layer = cache.layers[1]
+        layer.keys, layer.values = layer.keys[:, :, :-1], layer.values[:, :, :-1]
+        model(ids[:, PROMPT + 2 : PROMPT + 3], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="lost its newest tokens"):
+        seen.run()
+
+
+def test_a_batch_of_another_size_is_refused() -> None:
+    model, ids, cache = writer("llama"), text(), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :PROMPT], **{CACHE: cache})
+        cache.batch_repeat_interleave(2)
+        model(ids[:, PROMPT : PROMPT + 1].repeat_interleave(2, 0), **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="holds 4 sequences after 2") as refused:
         seen.run()
     assert "\n" not in str(refused.value)
 
