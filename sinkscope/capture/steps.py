@@ -162,7 +162,8 @@ class Steps:
                     f"{heard.name} attends to {keys} keys after {self._keys[0].shape[2]} of another text"
                 )
             if not self._keys:
-                self._keys, self._values = [call.key], [call.value]
+                self._keys, self._values = [call.key.clone()], [call.value.clone()]
+                call = replace(call, key=self._keys[0], value=self._values[0]).with_visible(visible)
             self._visible.append(visible)
             self._offsets.append(0)
             return call
@@ -191,8 +192,8 @@ class Steps:
         if past > 0 and not anew and self._heard:
             changed = self._sums.changed(call.key, call.value, past)
             # On an accelerator the answer is waited for in the second pass alone: most presses act after the first.
-            if len(self._heard) == 1 or changed.device.type == "cpu":
-                anew = bool(changed) and self._find(call, past, passes, changed=True)
+            if changed is None or len(self._heard) == 1 or changed.device.type == "cpu":
+                anew = (changed is None or bool(changed)) and self._find(call, past, passes, changed=True)
             else:
                 self.changed.append(changed)
         if self._held is not None:
@@ -223,8 +224,10 @@ class Steps:
             taken = passes.of_next()
             tokens, values = joined(self._keys, taken, 2), joined(self._values, taken, 2)
             self._held = StillCached(tokens, values, self._ever_seen(taken))
+        window = self._rolling if call.window is None else call.window - 1
+        gone = self._slots - past if window is None else min(self._slots, window) - past
         slots = call.key[:, :, :past], call.value[:, :, :past]
-        self._held.keep(*slots, first, self._slots - past, lambda: _weighs(call, past), self.name)
+        self._held.keep(*slots, first, gone, lambda: _weighs(call, past), self.name)
         if fresh and newest(self._held, past):
             self._held = None
             if past < self._rows:  # a sliding window that the model does not name

@@ -127,7 +127,8 @@ class StillCached:
         self, keys: Tensor, values: Tensor, first: Tensor, gone: int, weighs: Callable[[], Tensor], name: str
     ) -> None:
         """The cache now holds the slots `keys` and `values`, (B, G, n, d), of which the next query sees those from
-        `first` (B | 1) on; `gone` slots fewer than before. `name` is the call's.
+        `first` (B | 1) on. `gone`: how many slots left it beside those that a sliding window lets go. `name` is the
+        call's.
 
         Some presses write into the slots of the keys that they drop, so that these get no attention. `weighs` gives the
         slots that get some from the pass, (B, G, n).
@@ -168,14 +169,8 @@ class StillCached:
         return bool(overwritten.all()) and not bool((held & seen & ~rest).any())
 
     def _lost_the_newest(self, held: Tensor, gone: int) -> bool:
-        """Whether the `gone` slots were those of the newest tokens, as if these were taken back: in every head, or in
-        any where slots were overwritten, since these do not tell whose they were."""
-        if gone <= 0:
-            return False
-        there = self.end == HELD
-        newest_there = there & (there.flip(2).cumsum(2).flip(2) <= gone)
-        lost = ~(newest_there & held).any(2)
-        return bool(lost.any() if self.foreign else lost.all())
+        """Whether the `gone` slots were those of the newest tokens in every head, as if these were taken back."""
+        return gone > 0 and not bool(held[..., -gone:].any())
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
         """A pass brought the keys and values of new tokens, which its cache holds."""
@@ -220,19 +215,19 @@ class StillCached:
 class SlotSums:
     """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers.
 
-    Such a sum is exact in any order, and takes less memory than a copy. It does not tell where a change leaves it as it
-    was, such as channels that change places.
+    Such a sum is exact in any order, and takes less memory than a copy. Some changes of a single slot leave it as it
+    was: channels that change places, or all signs where as many numbers are above 0 as below.
     """
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
-    def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor:
+    def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor | None:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
-        last pass, or are others in number: one truth, on the tensors' device."""
+        last pass: one truth, on the tensors' device. None where there were fewer slots, or other sequences."""
         sums = _slot_sums(keys[:, :, :past], values[:, :, :past])
         if self._sums is None or self._sums[..., -past:].shape != sums.shape:
-            return torch.ones((), dtype=torch.bool, device=keys.device)
+            return None
         return (sums != self._sums[..., -past:]).any()
 
     def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
@@ -248,7 +243,7 @@ class SlotSums:
 
     def cut(self, count: int) -> None:
         """The newest `count` slots left the cache."""
-        self._sums = None if self._sums is None else self._sums[..., : self._sums.shape[2] - count]
+        self._sums = None if self._sums is None else self._sums[..., : max(0, self._sums.shape[2] - count)]
 
 
 def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group slot"]:
@@ -262,7 +257,7 @@ def _bit_sums(rows: Tensor) -> Int[Tensor, "batch group slot"]:
     if size * rows.shape[-1] % 4 == 0:
         at = (*rows.stride()[:-1], rows.storage_offset())
         fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
-        rows, bits = rows if fits else rows.contiguous(), torch.int32
+        rows, bits = rows if fits else rows.clone(memory_format=torch.contiguous_format), torch.int32
     return rows.view(bits).sum(3, dtype=torch.int64)
 
 

@@ -293,7 +293,7 @@ def test_a_row_overwritten_in_the_middle_is_refused(
 
 
 @pytest.mark.parametrize(
-    "change", [torch.Tensor.neg_, lambda keys: keys.mul_(2), lambda keys: keys.copy_(keys.flip(1))]
+    "change", [torch.Tensor.neg_, lambda keys: keys.mul_(2.0**16), lambda keys: keys.copy_(keys.flip(1))]
 )
 def test_a_change_of_all_keys_is_refused(change: Any) -> None:
     """Another sign, another scale, other heads: the sum of all bits of a slot may be the same after it."""
@@ -380,6 +380,44 @@ def test_a_slice_of_overwritten_layers_alone_is_refused() -> None:
         model(ids[:, PROMPT + 2 : PROMPT + 3], **{CACHE: cache})
     with pytest.raises(SinkscopeError, match="lost its newest tokens"):
         seen.run()
+
+
+def test_keys_overwritten_behind_a_window_are_read() -> None:
+    """The prompt is longer than the window, which lets the oldest keys go between the passes."""
+    model, ids, hidden = writer("mistral", num_attention_heads=8, num_key_value_heads=8), text(), {}
+    layers, window = range(model.config.num_hidden_layers), model.config.sliding_window
+    seeded = torch.Generator().manual_seed(0)
+    for layer in layers:
+        hidden[layer] = torch.rand(2, 8, window - 1, generator=seeded) < 0.5
+        hidden[layer][0, 0, -2:] = True  # a head that loses its newest keys
+    with torch.no_grad(), attends(model, overwriting(hidden)), sinkscope.watch(model) as seen:
+        cache = DynamicCache(config=model.config)
+        model(ids[:, : window + 1], **{CACHE: cache})
+        model(ids[:, window + 1 : window + 2], **{CACHE: cache})
+    assert not seen.left_out
+    assert seen.run().manifest.data[0].seq_len == window + 2
+
+
+def test_another_text_that_is_overwritten_after_the_last_pass_stays_as_it_was() -> None:
+    """An encoder's keys in a cache that a later text writes into."""
+    from transformers import BartConfig, BartForConditionalGeneration, EncoderDecoderCache
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BartConfig(
+            d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=97, pad_token_id=0, decoder_start_token_id=1,
+        )  # fmt: skip
+        model = BartForConditionalGeneration(config).eval()
+    ids, runs = text(), []
+    for change in (False, True):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(input_ids=ids, decoder_input_ids=ids[:, :9], use_cache=True, **{CACHE: cache})
+            for layer in cache.cross_attention_cache.layers if change else ():
+                layer.keys.zero_()
+        runs.append(seen.run())
+    assert_same(*runs)
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
