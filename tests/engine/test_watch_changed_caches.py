@@ -65,7 +65,7 @@ def test_each_beam_has_the_rows_of_its_own_ancestors(family: str, left: int) -> 
     assert_same(seen.run(), in_one_pass(model, alive, given))
 
 
-def test_an_encoder_decoders_beams_keep_their_own_text() -> None:
+def encoder_decoder() -> Any:
     from transformers import BartConfig, BartForConditionalGeneration
 
     with torch.random.fork_rng():
@@ -75,7 +75,11 @@ def test_an_encoder_decoders_beams_keep_their_own_text() -> None:
             encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=97, pad_token_id=0, decoder_start_token_id=1,
             forced_eos_token_id=None,
         )  # fmt: skip
-        model = BartForConditionalGeneration(config).eval()
+        return BartForConditionalGeneration(config).eval()
+
+
+def test_an_encoder_decoders_beams_keep_their_own_text() -> None:
+    model = encoder_decoder()
     ids = prompt()["input_ids"]
     with beams_read(model) as beams, sinkscope.watch(model) as seen:
         generate(model, {"input_ids": ids}, num_beams=3, do_sample=False, eos_token_id=None)
@@ -400,15 +404,9 @@ def test_keys_overwritten_behind_a_window_are_read() -> None:
 
 def test_another_text_that_is_overwritten_after_the_last_pass_stays_as_it_was() -> None:
     """An encoder's keys in a cache that a later text writes into."""
-    from transformers import BartConfig, BartForConditionalGeneration, EncoderDecoderCache
+    from transformers import EncoderDecoderCache
 
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = BartConfig(
-            d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=97, pad_token_id=0, decoder_start_token_id=1,
-        )  # fmt: skip
-        model = BartForConditionalGeneration(config).eval()
+    model = encoder_decoder()
     ids, runs = text(), []
     for change in (False, True):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
