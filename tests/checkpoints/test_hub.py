@@ -227,11 +227,11 @@ def test_a_hub_that_goes_down_while_the_model_is_loaded_is_not_missed(hub: Hub, 
 
 @pytest.mark.enable_socket
 def test_a_hub_that_goes_down_before_all_is_there(hub: Hub, sharded: Files, cache: Path) -> None:
-    """The cache does not take what is there for a model."""
+    """The cache does not take what is there for a model. Several files come at a time: any of them may be named."""
     hub.add(NAME, sharded)
     last = next(name for name in sharded if "00002-of" in name)
     hub.tricks.append(trick(last, lambda request: hub.stop(), "HEAD"))
-    assert refusal().startswith("cannot download model-0000")
+    assert refusal().startswith("cannot download ")
     assert whole(cache)
     assert not (cache / "refs").exists()
     assert "holds only a part of some/model" in refusal(), "the hub is still gone"
