@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from sinkscope.claims.findings import CONTRAST, DECIDING, FIGURE, VERDICT, numbe
 from sinkscope.claims.needs import TEXT
 from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.present.numbers import fixed, significant
-from sinkscope.present.text import markdown_cell, printable, shortened
+from sinkscope.present.text import WIDTH, markdown_cell, printable, shortened, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 
-WIDTH, BESIDE = 80, 4
+BESIDE = 4
 """Columns of the screen, and how many subjects stand beside each other."""
 CELL = 13
 NARROW = 20
@@ -53,11 +52,11 @@ def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> l
         lines += ["", paper]
         for claim in group:
             room = max(NARROW, WIDTH - name - verdict - 2)
-            told = textwrap.wrap(printable(_told(table, claim, subjects[0])), room) or [""]
+            told = wrapped(printable(_told(table, claim, subjects[0])), room) or [""]
             judged = _row(table, claim, subjects[0], VERDICT).shown
             lines.append(f"  {claim.name:<{name}}{judged:<{verdict}}{told[0]}".rstrip())
             lines += [" " * (2 + name + verdict) + more for more in told[1:]]
-    return [*lines, "", *textwrap.wrap(AFTER, WIDTH), *textwrap.wrap(ERRORS, WIDTH)]
+    return [*lines, "", *wrapped(AFTER), *wrapped(ERRORS)]
 
 
 def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], folder: Path | None) -> list[str]:
@@ -224,16 +223,12 @@ def in_markdown(page: Page, title: str = TITLE) -> str:
             lines += [f"### {_markdown(section.title)}", ""]
             for label, text in section.words:
                 start = f"**{_markdown(label)}.** " if label else ""
-                lines += [*_wrapped(f"{start}{_markdown(text)}"), ""]
+                lines += [*wrapped(f"{start}{_markdown(text)}", PAGE_WIDTH), ""]
             lines += [*_markdown_table(section.table), ""]
             if section.figure:
                 file, caption = section.figure
                 lines += [f"![{_markdown(caption)}]({file})", ""]
     return "\n".join(lines)
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _markdown_table(rows: list[list[str]]) -> list[str]:

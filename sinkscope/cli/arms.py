@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from sinkscope.cli.common import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import listed, told
+from sinkscope.present.text import wrapped
 
 EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4"
 
@@ -33,7 +33,7 @@ def print_kinds(wanted: bool) -> None:
     if wanted:
         width = min(shutil.get_terminal_size().columns, 100)
         for paragraph in told().split("\n\n"):
-            sys.stdout.write(f"{textwrap.fill(paragraph, width, subsequent_indent='  ')}\n\n")
+            sys.stdout.writelines(f"{line}\n" for line in [*wrapped(paragraph, width, rest="  "), ""])
         raise typer.Exit
 
 

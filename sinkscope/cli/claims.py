@@ -13,6 +13,7 @@ from sinkscope.cli.common import DryRun, print_forecasts, say
 from sinkscope.cli.help import READ, WRITTEN
 from sinkscope.cli.options import Device, Dtype, NumSequences, Revision, SeqLen, TrustRemoteCode, slugs, with_options
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.text import wrapped
 from sinkscope.runs.folder import check_place, write_files
 
 if TYPE_CHECKING:
@@ -169,12 +170,10 @@ def _check_folder(out: Path, force: bool) -> None:
 
 def _listed(chosen: list[Claim]) -> str:
     """Each claim with its paper, its rule and what it has measured."""
-    import textwrap
-
     lines = []
     for claim in chosen:
         lines.append(f"{claim.name} ({claim.by}, {claim.paper})")
         for text in (claim.says, f"Rule: {claim.rule.words}", f"Measured: {claim.needs.words}"):
-            lines += textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="  ")
+            lines += wrapped(text, first="  ")
         lines.append("")
     return "\n".join(lines)

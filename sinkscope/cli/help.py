@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from sinkscope.errors import did_you_mean
+from sinkscope.present.text import wrapped
 
 FIRST = "Most used"
 READ = "What is read"
@@ -101,8 +102,8 @@ def _tidy(parameter: Any, names: str, words: str) -> tuple[str, str]:
 def listed(rows: Sequence[tuple[str, str]]) -> str:
     """Names and what they are, a row each, for the help of an option."""
     indent = max(len(name) for name, _ in rows) + 2
-    lines = [textwrap.fill(f"{name:{indent}}{words}", COLUMN, subsequent_indent=" " * indent) for name, words in rows]
-    return VERBATIM + "\n".join(lines)
+    lines = (wrapped(f"{name:{indent}}{words}", COLUMN, rest=" " * indent) for name, words in rows)
+    return VERBATIM + "\n".join(chain.from_iterable(lines))
 
 
 def write_help(text: str, formatter: Any) -> None:

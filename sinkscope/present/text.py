@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +27,31 @@ def printable(text: str) -> str:
     if shown.startswith(("::", "##["), start):
         shown = f"{shown[:start]}\\x{ord(shown[start]):02x}{shown[start + 1 :]}"
     return shown
+
+
+WIDTH = 80
+"""Characters a line of a screen: the width of a terminal that nobody made wider."""
+
+
+def wrapped(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
+    """Lines of at most `width` characters, the first behind `first` and the others behind `rest` (None: as the first).
+
+    A word, such as a path or an option, is never cut, at a hyphen neither; it may make its line longer. Nor does a line
+    begin with the unit of a number.
+    """
+    joined = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(
+        joined,
+        width,
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[num]?s|min|h|[KMGT]i?B|x)(?!\w))")
 
 
 def next_command(*words: object) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
-from sinkscope.present.terminal.run_parts import WIDTH, task_table, wrapped
+from sinkscope.present.terminal.run_parts import task_table
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
+from sinkscope.present.text import WIDTH, printable, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,10 +45,10 @@ def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: P
             _span(row["published_bos_mean_min"], row["published_bos_mean_max"]),
         ])  # fmt: skip
     notes = "sinks: heads with bos_mean >= 0.9; bos_mean: smallest .. largest head; published: one seed, off figures"
-    lines = [wrapped(notes, width), "", *task_table([names, *rows]), ""]
-    lines += [*(wrapped(line, width) for line in verdict.splitlines()), ""]
+    lines = [*wrapped(notes, width), "", *task_table([names, *rows]), ""]
+    lines += [*(part for line in verdict.splitlines() for part in wrapped(line, width)), ""]
     written = f"written to {printable(str(out))}: models.csv, heads.csv ({len(heads)} heads), forced_mass.csv"
-    lines.append(wrapped(written, width))
+    lines += wrapped(written, width)
     return "\n".join(lines) + "\n"
 
 

@@ -44,7 +44,8 @@ from sinkscope.engine.forecast.build import looked, token_ids
 from sinkscope.engine.forecast.costs import MACHINES, UTILISATION, attention_flops, counted, measured_rate, sums_bytes
 from sinkscope.engine.record import BatchRecord
 from sinkscope.experiments.arms.experiment import arms
-from sinkscope.present.terminal.forecast import WIDTH, duration, render_forecast
+from sinkscope.present.terminal.forecast import duration, render_forecast
+from sinkscope.present.text import WIDTH
 from sinkscope.runs.forecast import CONFIGURATION, DRY, Forecast
 
 CPU = torch.device("cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from sinkscope.present.terminal.table import Cells, MapRow, aligned, head_map, plain, shades
+from sinkscope.present.text import wrapped
 
 
 def test_a_map_wraps_long_layers_and_keeps_notes_that_fit() -> None:
@@ -24,3 +25,11 @@ def test_plain_columns_stand_below_each_other() -> None:
     assert aligned([["a", "bb"], ["cc", "d"]]) == ["a   bb", "cc   d"]
     assert aligned([["a", ""], ["cc", ""]], gap=" ") == ["a", "cc"]
     assert aligned([["a", "bb"], ["cc", "d"]], left=0, gap=" ") == [" a bb", "cc  d"]
+
+
+def test_a_line_is_broken_between_words_alone() -> None:
+    text = "written to runs/a-long-name: 95 % of 3 s, 1.5 x"
+    assert wrapped(text, 20) == ["written to", "runs/a-long-name:", "95 % of 3 s, 1.5 x"]
+    assert wrapped("one of 95 % here", 9, rest="  ") == ["one of", "  95 %", "  here"]
+    assert wrapped("a path/longer-than-the-line", 10, first="> ") == ["> a", "> path/longer-than-the-line"]
+    assert wrapped("8 sinks", 2) == ["8", "sinks"], "s stands for seconds only where it is a word"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pandas as pd
 
 from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import next_command, printable
+from sinkscope.present.text import WIDTH, next_command, printable, wrapped
 from sinkscope.runs.saved.arms_table import compared_layers
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
-WIDTH = 80
 NOTE = (
     "increase: loss minus that of the unablated model, in nats per token.\n"
     "versus random: loss minus that of the random control. KL: divergence of the\n"
@@ -73,7 +71,7 @@ def _opening(arms: Arms) -> list[str]:
         f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats per token on "
         f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}"
     )
-    return [*textwrap.wrap(told, WIDTH, subsequent_indent="  "), ""]
+    return [*wrapped(told, rest="  "), ""]
 
 
 def _every_number(table: pd.DataFrame) -> list[str]:
@@ -109,13 +107,13 @@ def _alike(arms: Arms) -> list[str]:
 def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
     lines += _alike(arms)
     for sentence in arms.words:
-        lines += textwrap.wrap(printable(sentence), WIDTH, subsequent_indent="  ")
+        lines += wrapped(printable(sentence), rest="  ")
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
         lines += [
             *([""] if lines[-1] else []),
-            *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH),
+            *wrapped(f"written to {printable(str(paths[0].parent))}: {names}"),
         ]
     return "\n".join([*lines, ""])
 
@@ -161,15 +159,15 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
         f"{printable(ablation.facts['model']['id'])}: loss in nats per token on {printable(data['spec'])}, "
         f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read"
     )
-    lines = [*textwrap.wrap(told, WIDTH, subsequent_indent="  "), ""]
+    lines = [*wrapped(told, rest="  "), ""]
     lines += _fitted([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])
     lines += ["", ABLATION_NOTE, ""]
     for sentence in ablation.words:
-        lines += textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
+        lines += wrapped(sentence, rest="  ")
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
-        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        lines += ["", *wrapped(f"written to {printable(str(paths[0].parent))}: {names}")]
         run = ablation.facts["run"]["path"]
         if run is not None:
             lines.append(f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 
 from sinkscope.present.numbers import fixed, memory
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, wrapped
 from sinkscope.runs.saved.speed import BACKBONE, CONTENDERS, EAGER, LATER, PLAIN, SCAN, Speed
 
-WIDTH = 80
 SEQUENCES = 32
 
 
@@ -19,10 +17,9 @@ def render_bench(speed: Speed) -> str:
     threads = f", {speed.threads} threads" if speed.device == "cpu" else ""
     rounds = len(speed.costs[SCAN].seconds)
     lines = [
-        *textwrap.wrap(
+        *wrapped(
             f"{printable(speed.model)}, {speed.dtype} on {speed.device}{threads}: {speed.batch_size} x "
-            f"{speed.seq_len} random tokens, {rounds} rounds of all contenders",
-            WIDTH,
+            f"{speed.seq_len} random tokens, {rounds} rounds of all contenders"
         ),
         "",
         *_table(speed),
@@ -30,12 +27,12 @@ def render_bench(speed: Speed) -> str:
     ]
     wide = max(map(len, speed.costs))
     lines += [f"{name:{wide}}  {CONTENDERS[name]}" for name in speed.costs]
-    lines += ["", *textwrap.wrap(f"ratios: median over rounds (least-most). {_scan_time(speed)}", WIDTH)]
-    lines += textwrap.wrap(_start(speed), WIDTH)
+    lines += ["", *wrapped(f"ratios: median over rounds (least-most). {_scan_time(speed)}")]
+    lines += wrapped(_start(speed))
     for name, needed in speed.left_out.items():
         what = "attention maps" if name == EAGER else "logits"
-        lines += textwrap.wrap(f"{name} is left out: its {what} alone would take {memory(needed, 'GiB')}.", WIDTH)
-    lines += textwrap.wrap(_what_fits(speed), WIDTH)
+        lines += wrapped(f"{name} is left out: its {what} alone would take {memory(needed, 'GiB')}.")
+    lines += wrapped(_what_fits(speed))
     return "\n".join([*lines, ""])
 
 

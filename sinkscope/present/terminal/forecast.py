@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from sinkscope.present.numbers import memory
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import printable
+from sinkscope.present.text import printable, wrapped
 from sinkscope.runs.forecast import CONFIGURATION, Forecast
 
-WIDTH = 80
 UNREAD = 5
 """Most modules that are named among those that are not read."""
 
@@ -20,7 +18,7 @@ PATHS = {"interface": "attention interface", "inline": "the model's own code", N
 def render_forecast(forecast: Forecast) -> str:
     """The forecast as text, which ends with what it is: an estimate."""
     lines = [
-        *_wrapped(
+        *_hanging(
             f"Dry run of {forecast.command}: {printable(forecast.model)}, {forecast.family}, {forecast.parameters:,} "
             f"parameters in {forecast.dtype}. Nothing was loaded and nothing is written."
         ),
@@ -34,7 +32,7 @@ def render_forecast(forecast: Forecast) -> str:
         *_time(forecast),
     ]
     for note in forecast.notes:
-        lines += _wrapped(f"note: {printable(note)}")
+        lines += _hanging(f"note: {printable(note)}")
     return "\n".join([*lines, ""])
 
 
@@ -51,10 +49,10 @@ def _attention(forecast: Forecast) -> list[str]:
     lines = aligned(rows) if forecast.attention else ["The configuration names no count of attention layers and heads."]
     lines += [f"{forecast.layers} attention calls, {forecast.heads:,} heads, found by {forecast.found_by}"]
     if forecast.found_by == CONFIGURATION and forecast.why is not None:
-        lines += _wrapped(f"why not by a pass: {printable(forecast.why)}")
+        lines += _hanging(f"why not by a pass: {printable(forecast.why)}")
     if forecast.unread:
         more = f" and {len(forecast.unread) - UNREAD} more" if len(forecast.unread) > UNREAD else ""
-        lines += _wrapped(
+        lines += _hanging(
             f"not read, as their attention is no single map of queries and keys: "
             f"{', '.join(map(printable, forecast.unread[:UNREAD]))}{more}"
         )
@@ -79,10 +77,10 @@ def _memory(forecast: Forecast) -> list[str]:
     lines = aligned(rows)
     if held.free is not None and forecast.fits is not None:
         fits = "fits" if forecast.fits else "does not fit"
-        lines += _wrapped(f"{fits} on {held.device}, where {_size(held.free)} are free now")
+        lines += _hanging(f"{fits} on {held.device}, where {_size(held.free)} are free now")
     if forecast.gpus is not None:
         cards, each, hold = ("GPU", "", "holds") if forecast.gpus == 1 else ("GPUs", "each ", "hold")
-        lines += _wrapped(
+        lines += _hanging(
             f"{forecast.gpus} {cards} of {forecast.gpu_bytes / 1e9:g} GB, {each}filled to {forecast.margin:.0%}, "
             f"{hold} weights, pass and sums"
         )
@@ -97,7 +95,7 @@ def _passes(forecast: Forecast) -> list[str]:
     ]
     lines = aligned(rows)
     if forecast.trials is not None:
-        lines += _wrapped(
+        lines += _hanging(
             f"each sequence is read {forecast.trials} times: once unablated, once under each arm, and once for each "
             "draw of a control"
         )
@@ -110,7 +108,7 @@ def _time(forecast: Forecast) -> list[str]:
     time = forecast.time
     rate = f"{time.rate / 1e12:.3g} TFLOP/s"
     source = f"{time.utilisation:.0%} of {'the rate measured for a matrix product' if time.measured else 'the peak'}"
-    return _wrapped(
+    return _hanging(
         f"An estimate: {forecast.flops:.3g} FLOP on {printable(time.machine)} at {rate} ({source}) take about "
         f"{duration(time.seconds)}, without loading; it may be off by a factor of {time.factor:g} "
         f"({duration(time.least)} to {duration(time.most)})."
@@ -124,9 +122,9 @@ def render_total(forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
     if times := [forecast.time for forecast in forecasts if forecast.time is not None]:
         least, most = (sum(getattr(time, end) for time in times) for end in ("least", "most"))
         words += f", about {duration(sum(time.seconds for time in times))} ({duration(least)} to {duration(most)})"
-    lines = ["", *_wrapped(f"{words}.")] if forecasts else ["Nothing would be measured."]
+    lines = ["", *_hanging(f"{words}.")] if forecasts else ["Nothing would be measured."]
     for note in notes:
-        lines += _wrapped(f"note: {printable(note)}")
+        lines += _hanging(f"note: {printable(note)}")
     return "\n".join([*lines, ""])
 
 
@@ -144,5 +142,5 @@ def _size(count: int | None) -> str:
     return memory(count, "GiB", 1) if count >= 2**30 else memory(count, "MiB", 1)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+def _hanging(text: str) -> list[str]:
+    return wrapped(text, rest="  ")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.present.text import wrapped
 from sinkscope.runs.catalogue import catalogue, columns_of, table_columns
 from sinkscope.runs.questions import QUESTIONS, tables_of_questions
 from sinkscope.runs.request import Request
@@ -92,7 +92,6 @@ SYMBOLS = {
 }
 """What the letters of the formulas stand for."""
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
-WIDTH = 80
 
 
 def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
@@ -119,13 +118,13 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
             continue
         lines += [title, ""]
         if table in NOTATION:
-            lines += [*textwrap.wrap(NOTATION[table], WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
+            lines += [*wrapped(NOTATION[table], first="  "), ""]
         for column in in_table:
             mark = "" if column["per"] == "sequence" else f" ({column['per']})"
             mark += "" if column["measure"] is None else f" (--measure {column['measure']})"
             lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
             for text in (column["formula"], f"Source: {column['source']}", *_address(column)):
-                lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                lines += wrapped(text, first=" " * 6)
         lines.append("")
     return "\n".join([*lines, *_symbols(columns), MEANS, ""])
 
@@ -138,7 +137,7 @@ def _symbols(columns: list[dict[str, Any]]) -> list[str]:
     lines = ["Symbols", ""]
     for symbol, what in SYMBOLS.items():
         if _stands_in(symbol, formulas):
-            lines += textwrap.wrap(f"{symbol}: {what}", WIDTH, initial_indent="  ", subsequent_indent=" " * 6)
+            lines += wrapped(f"{symbol}: {what}", first="  ", rest=" " * 6)
     return [*lines, ""] if len(lines) > 2 else []
 
 
@@ -165,11 +164,10 @@ def render_examples(examples: Iterable[Example]) -> str:
     """Each example's name, description and licence, and how to install it where it is absent."""
     lines = []
     for example in examples:
-        what = textwrap.fill(example.what, 80, initial_indent="    ", subsequent_indent="    ")
         state = "installed" if example.installed else f"not installed: {example.install}"
         lines += [
             f"example:{example.name}",
-            what,
+            *wrapped(example.what, first="    "),
             f"    licence: {example.licence}",
             f"    {state}",
             "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
 from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
-from sinkscope.present.text import printable, shortened
+from sinkscope.present.text import WIDTH, printable, shortened, wrapped
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
 if TYPE_CHECKING:
@@ -218,17 +217,22 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
 # What a scan says of a model's own task: the answer in words and a table of its heads.
 
 
-WIDTH = 100
-
-
 def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
     """What summary.json says of a task: the answer in words, one row per head, and what the columns mean."""
     names = ["layer", "head", *task["columns"]]
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
     title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
-    lines = [title, *(wrapped(sentence, width) for sentence in task["in_words"]), "", *task_table([names, *rows])]
+    lines = [
+        title,
+        *(line for sentence in task["in_words"] for line in wrapped(sentence, width)),
+        "",
+        *task_table([names, *rows]),
+    ]
     if meanings:
-        lines += ["", *(wrapped(f"{name}: {text}", width, "  ") for name, text in task["columns"].items())]
+        lines += [
+            "",
+            *(line for name, text in task["columns"].items() for line in wrapped(f"{name}: {text}", width, "  ")),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -248,8 +252,3 @@ def _cell(value: Any) -> str:
 def task_table(rows: list[list[str]]) -> list[str]:
     """Right-aligned columns, one blank apart, so that a task's columns fit into 80 characters."""
     return aligned(rows, left=0, gap=" ")
-
-
-def wrapped(text: str, width: int, indent: str = "") -> str:
-    """The text in lines of at most `width` characters, each behind `indent`."""
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkscope.present.numbers import estimate
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import next_command, printable
+from sinkscope.present.text import next_command, printable, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDTH = 80
 HEADS = 8
 """Heads that are listed; emergence.csv holds all."""
 STEPS = 12
@@ -28,7 +26,7 @@ def render_trajectory(
     trajectory: pd.DataFrame, emerged: pd.DataFrame, epsilon: float, written: Iterable[Path] = ()
 ) -> str:
     """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
-    lines = [*_steps(trajectory, epsilon), NOTE, "", *textwrap.wrap(_answer(emerged, epsilon), WIDTH)]
+    lines = [*_steps(trajectory, epsilon), NOTE, "", *wrapped(_answer(emerged, epsilon))]
     heads = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
     heads = heads.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
     if len(heads):
@@ -42,7 +40,7 @@ def render_trajectory(
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
-        lines += ["", *textwrap.wrap(f"written to {printable(str(paths[0].parent))}: {names}", WIDTH)]
+        lines += ["", *wrapped(f"written to {printable(str(paths[0].parent))}: {names}")]
         drawn = ("--figure", "trajectory", "-o", "trajectory.pdf")
         lines += [f"next: {next_command('plot', paths[0].parent, *drawn)}"]
     return "\n".join([*lines, ""])
