@@ -129,6 +129,7 @@ class Pass:
         batch: sequences; None where the inputs do not tell. second: the next axis of the input, which holds the
             sequences where time comes first.
         ids: the token ids that were given, [B, T].
+        given: what else was given, as `given_digests`; None where the ids tell all.
         mask: the padding mask that was given, [B, >= T], 1 = token.
         cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
         spans: the valid positions of each sequence, for the maps that are read at once; None without padding.
@@ -145,6 +146,7 @@ class Pass:
     batch: int | None = None
     second: int | None = None
     ids: Tensor | None = None
+    given: list[bytes] | None = None
     mask: Tensor | None = None
     cache: Any = None
     before: int = 0
@@ -165,7 +167,7 @@ class Pass:
         return None if self.mask is None else padding(self.mask, self.mask.shape[1])
 
     @property
-    def given(self) -> dict[str, torch.Size]:
+    def hidden_shapes(self) -> dict[str, torch.Size]:
         """Shape of the hidden states that each attending module was given, by its path; without those of joint
         attention, whose queries are more."""
         return {call.path: call.given.tensor.shape for call in self.around if call.given is not None and not call.joint}

@@ -7,6 +7,8 @@ saw. The sums are then taken once, of the whole, so that a step costs no more th
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +53,28 @@ class Joined:
         taken = self._taking.of_last()
         ids = torch.cat([part.of(piece, 1) for part, piece in zip(taken, pieces, strict=True) if piece is not None], 1)
         return ids if ids.shape[1] == self.length else None
+
+    def given(self, rows: int) -> list[str] | None:
+        """SHA-256 of what each sequence was given beside token ids; None where the ids tell all.
+
+        Several passes without ids, or whose rows are not the sequences, give one digest for all sequences.
+        """
+        digests = [one_pass.given for one_pass in self.passes]
+        if not any(digests):
+            return None
+        first = digests[0]
+        if (
+            first is not None
+            and len(first) == rows
+            and not any(digests[1:])
+            and (len(digests) == 1 or self.ids is not None)
+        ):
+            return [digest.hex() for digest in first]
+        whole = hashlib.sha256()
+        for one_pass in self.passes:
+            whole.update(b"".join(one_pass.given or []))
+            whole.update(b"" if one_pass.ids is None else str(one_pass.ids.tolist()).encode())
+        return [whole.hexdigest()] * rows
 
     @property
     def idle(self) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.given import given_digests
 from sinkscope.capture.heard import (
     Around,
     Heard,
@@ -259,6 +260,7 @@ class Listener:
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
+        now.given = given_digests(args, kwargs, now.batch, now.ids is not None)
         try:
             now.spans = None if now.cache is not None and now.before else now.padded
         except ValueError as error:

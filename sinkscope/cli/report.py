@@ -119,10 +119,10 @@ def compared(a: Run, b: Run) -> Comparison:
     Raises SinkscopeError where the runs share no domain or no metric.
     """
     from sinkscope.comparison.compare_runs import compare, why_not_paired
-    from sinkscope.runs.per_sequence import domains
+    from sinkscope.runs.per_sequence import domains, same_text
 
-    read = {data.fingerprint for data in domains(b)}
-    unmatched = next((data.domain for data in domains(a) if data.fingerprint not in read), None)
+    partners = same_text(domains(a), domains(b))
+    unmatched = next((data.domain for data in domains(a) if data.domain not in partners), None)
     if unmatched is None:
         return compare(a, b)
     result = compare(a, b, paired=False)

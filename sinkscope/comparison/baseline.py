@@ -97,10 +97,6 @@ class Baseline:
         """By which definitions it was measured."""
         return self.facts.schema_version, self.facts.hides
 
-    def fingerprints(self) -> dict[str, str]:
-        """Maps the fingerprint of each domain's token sequences to the domain's name."""
-        return {data.fingerprint: data.domain for data in self.facts.data}
-
 
 def baseline_of(run: Run) -> Baseline:
     """Computes the mean, standard error and count of every metric of a run at every level.

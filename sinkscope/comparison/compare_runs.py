@@ -13,7 +13,7 @@ from sinkscope.comparison.levels import Changes, Listed, Pair, concatenated, dep
 from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
-from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names
+from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names, same_text
 from sinkscope.runs.showing import ShownComparison
 
 if TYPE_CHECKING:
@@ -200,10 +200,9 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
         if not shared:
             raise SinkscopeError(f"the runs share no dataset: {_names(of_a)} against {_names(of_b)}")
         return [(name, name, None) for name in shared], notes
-    prints = {data.fingerprint: data.domain for data in of_b}
-    pairs = []
+    pairs, partners = [], same_text(of_a, of_b)
     for data in of_a:
-        in_b = prints.get(data.fingerprint)
+        in_b = partners.get(data.domain)
         if in_b is None:
             raise NotPaired(why_not_paired(a, b, data.domain))
         sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()

@@ -12,6 +12,7 @@ from sinkscope.comparison.baseline import Baseline, Level, baseline_of
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
+from sinkscope.runs.per_sequence import same_text
 from sinkscope.runs.statistics import beyond, false_discovery
 
 if TYPE_CHECKING:
@@ -129,31 +130,29 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     now = baseline_of(run)
     names = [rule.metric for rule in policy.rules]
     refuse_moved(names, now.measured, baseline.measured, "write the baseline again from a new scan of its model")
-    same_text, notes = {}, []
+    same, notes = dict[str, bool](), list[str]()
     pairs = _pairs(now, baseline)
     for domain, reference in pairs:
-        same_text[domain] = domain in now.fingerprints().values() and _fingerprint(now, domain) == _fingerprint(
-            baseline, reference
-        )
-        if not same_text[domain]:
+        same[domain] = _fingerprint(now, domain) == _fingerprint(baseline, reference)
+        if not same[domain]:
             notes.append(
                 f"{domain}: other token sequences than the baseline's; a change counts where it is significant"
             )
     first, before = (_first_token(side) for side in (now, baseline))
     if first != before:
         notes.append(f"the run's first token is {first}, the baseline's is {before}")
-    if policy.same_precision < 1 and any(same_text.values()) and _both_float32(now, baseline):
+    if policy.same_precision < 1 and any(same.values()) and _both_float32(now, baseline):
         notes.append(
             f"bounds are {policy.same_precision:g} x those of the policy (same_precision): both runs are float32 over "
             "the same text, where rounding explains less"
         )
     judged = [
         _judge(
-            _tightened(rule, policy.same_precision) if same_text[domain] and _both_float32(now, baseline) else rule,
+            _tightened(rule, policy.same_precision) if same[domain] and _both_float32(now, baseline) else rule,
             domain,
             now.levels[domain, rule.level],
             baseline.levels[reference, rule.level],
-            same_text[domain],
+            same[domain],
         )
         for domain, reference in pairs
         for rule in policy.rules
@@ -162,18 +161,17 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     if not any(tally.places or tally.breaches for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
     model, before_model = (side.shown for side in (now, baseline))
-    return Verdict(model, before_model, same_text, tallies, notes)
+    return Verdict(model, before_model, same, tallies, notes)
 
 
 def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     """Pairs of (domain of the run, domain of the baseline) that have the same tokens, or else the same name."""
-    prints = baseline.fingerprints()
-    wanted = set(prints.values())
+    wanted = {data.domain for data in baseline.facts.data}
     if not wanted:
         raise SinkscopeError("the baseline names no data, so nothing can be compared: write it again")
-    pairs = []
+    pairs, same = [], same_text(now.facts.data, baseline.facts.data)
     for data in now.facts.data:
-        reference = prints.get(data.fingerprint, data.domain)
+        reference = same.get(data.domain, data.domain)
         if reference in wanted:
             pairs.append((data.domain, reference))
     missing = wanted - {reference for _, reference in pairs}

@@ -73,7 +73,7 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
     positions = position_table(domains, sites, places)
     sinks = sink_table(domains, sites, places)
     sink_tokens = token_table(domains, sites, sinks, places)
-    domains_compared = contrast_table(domains, sites) if len(domains) > 1 else None
+    domains_compared = contrast_table(domains, sites)
     findings = Findings(domains, sites, heads, layers, loop.reading, request)
     measured = {
         name: table for measurement in loop.measurements for name, table in measurement.tables(findings).items()

@@ -123,13 +123,14 @@ class Corpus:
         ids: token ids, [sequence, T].
         pieces: names of the documents each sequence was read from, in order; several where T exceeds a document.
         passages: the passage read of each of those documents; empty where no documents are read (pictures, sound,
-            vectors).
+            vectors), but all that a watched pass was given counts as one.
         dropped: documents too short to use.
         bos: how the first token was chosen.
         vectors: what the model reads instead of ids, [sequence, T, d]; `ids` are then kinds of position.
         source: the SPEC alone; the domain where it is not given.
         regions: place in `chats.REGIONS` of each token, [sequence, T], -1 past the end; None where the data are
             no conversations.
+        beside: SHA-256 of what the model of a watched pass read of each sequence; empty where the ids tell it.
     """
 
     domain: str
@@ -142,6 +143,7 @@ class Corpus:
     vectors: np.ndarray | None = None
     source: str = ""
     regions: np.ndarray | None = None
+    beside: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -159,11 +161,14 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32)."""
+        """SHA-256 of the token ids (little-endian int64, with the shape), then of the vectors (float32), then of what
+        was read beside them."""
         digest = hashlib.sha256(repr(self.ids.shape).encode())
         digest.update(np.ascontiguousarray(self.ids, dtype="<i8").tobytes())
         if self.vectors is not None:
             digest.update(np.ascontiguousarray(self.vectors, dtype="<f4").tobytes())
+        for read in self.beside:
+            digest.update(read.encode())
         return digest.hexdigest()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,13 @@ PLACES = ("max_abs_token", "max_abs_dim")
 """Per-sequence columns that are positions or channels: their means have no meaning."""
 
 
+class Known(Protocol):
+    """The sequences of a domain, as a manifest or a baseline knows them."""
+
+    domain: str
+    fingerprint: str
+
+
 @dataclass(frozen=True)
 class Cells:
     """The values of one domain at one level.
@@ -36,6 +44,22 @@ class Cells:
     places: pd.DataFrame
     values: np.ndarray
     names: list[str]
+
+
+def same_text(own: Sequence[Known], others: Sequence[Known]) -> dict[str, str]:
+    """For each domain, the name of the other run's domain that holds the same sequences, where one does.
+
+    Several domains may hold the same, under two labels of a watch: those of one name belong together.
+    """
+    left = {other.domain: other.fingerprint for other in others}
+    pairs = {data.domain: data.domain for data in own if left.get(data.domain) == data.fingerprint}
+    for data in own:
+        free = (
+            name for name, fingerprint in left.items() if fingerprint == data.fingerprint and name not in pairs.values()
+        )
+        if data.domain not in pairs and (name := next(free, None)) is not None:
+            pairs[data.domain] = name
+    return pairs
 
 
 def metric_names(run: Run) -> tuple[list[str], list[str]]:

@@ -62,7 +62,7 @@ def _largest(stream: Stream, massive: bool) -> tuple[int, dict[str, float]]:
     """The layer of the largest element, and what its sequence has there; among the massive elements alone if
     `massive`. A sequence's largest element is massive if any of its elements is."""
     peaks = []
-    for site, parts in stream:
+    for site, parts in stream.measured:
         for values in parts:
             allowed = values.layer("massive_tokens") > 0 if massive else np.ones(values.count, bool)
             peak = np.where(allowed, values.layer("inf_norm"), np.nan)
@@ -79,13 +79,14 @@ def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveC
     `positions`: the positions seen most often, each with the percent of (layer, sequence) pairs that have one there.
     """
     seen: dict[int, dict[int, Counter[int]]] = defaultdict(dict)
-    for site, parts in stream:
+    counts: dict[int, int] = {}
+    for site, parts in stream.measured:
+        counts[site.layer] = max(counts.get(site.layer, 0), sum(values.count for values in parts))
         for (position, channel), count in sum((values.massive for values in parts), Counter()).items():
             seen[channel].setdefault(site.layer, Counter())[position] += count
-    sequences = sum(values.count for values in stream[0][1])
     channels: list[tuple[float, MassiveChannel]] = []
     for channel, layers in seen.items():
-        pairs, positions = len(layers) * sequences, sum(layers.values(), Counter())
+        pairs, positions = sum(counts[layer] for layer in layers), sum(layers.values(), Counter())
         often = sorted(positions.items(), key=lambda item: (-item[1], item[0]))[:MASSIVE_POSITIONS]
         rate = positions.total() / pairs
         places = [
@@ -116,15 +117,19 @@ METRIC = "bos_mass"
 SHOWN = ["stream", "layer", "head", "difference", "low", "high", "q"]
 
 
-def contrast_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
-    """domains.csv: one row per (pair of domains, stream, layer, head).
+def contrast_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame | None:
+    """domains.csv: one row per (pair of domains, stream, layer, head) that both measured; None where no two share one.
 
     `bos_mass_a`, `bos_mass_b`: means over sequences. `difference`: b - a. `sem`, `low`, `high`: its standard error and
     95 % interval (Student's t). `p`: two-sided t-test. `q`: Benjamini-Hochberg over all heads of the pair.
     `differs`: q < 0.05, where the interval leaves out 0 too; empty where a head has no p-value.
     """
-    frames = [_contrast(a, b, sites) for a, b in combinations(domains, 2)]
-    return pd.concat(frames, ignore_index=True)
+    frames = []
+    for a, b in combinations(domains, 2):
+        shared = [site for site in sites if site.name in a.sites and site.name in b.sites]
+        if shared:  # a watched program may run one part of its model under one label, and another under the next
+            frames.append(_contrast(a, b, shared))
+    return pd.concat(frames, ignore_index=True) if frames else None
 
 
 def contrast_summary(table: pd.DataFrame) -> list[DomainContrast]:
@@ -144,8 +149,7 @@ def contrast_summary(table: pd.DataFrame) -> list[DomainContrast]:
     return entries
 
 
-def _contrast(a: Domain, b: Domain, sites: list[Site]) -> pd.DataFrame:
-    shared = [site for site in sites if site.name in a.sites and site.name in b.sites]
+def _contrast(a: Domain, b: Domain, shared: list[Site]) -> pd.DataFrame:
     first = np.concatenate([a.sites[site.name].head(METRIC) for site in shared], axis=1)
     second = np.concatenate([b.sites[site.name].head(METRIC) for site in shared], axis=1)
     paired = len(first) == len(second) and a.reads_as(b, len(first))
@@ -200,8 +204,9 @@ def stream_summaries(
     """One summary for each stream, over all sequences of the domains given."""
     summaries, tokens = {}, _tokens(domains, sites, places)
     for name in dict.fromkeys(site.stream for site in sites):
-        stream_sites = [site for site in sites if site.stream == name]
-        stream = [(site, [d.sites[site.name] for d in domains if site.name in d.sites]) for site in stream_sites]
+        stream = Stream.of(domains, [site for site in sites if site.stream == name])
+        if not stream.measured:
+            continue
         summaries[name] = _stream(
             stream, heads[heads["stream"] == name], layers[layers["stream"] == name], tokens.get(name, []),
             tokens.get("decoder" if name == "cross" else name, []), request,
@@ -222,21 +227,20 @@ def _stream(
     of_queries: list[str | None], request: Request,
 ) -> StreamSummary:  # fmt: skip
     """`of_keys`, `of_queries`: the token that all sequences have at each position."""
-    queries = max(values.queries for _, parts in stream for values in parts)
-    causal = all(values.causal for _, parts in stream for values in parts)
+    queries = max(values.queries for values in stream.parts)
     summary = StreamSummary(
-        layers=len(stream),
-        heads=sum(site.heads for site, _ in stream),
-        sequences=sum(values.count for values in stream[0][1]),
+        layers=len(stream.measured),
+        heads=sum(site.heads for site, _ in stream.measured),
+        sequences=stream.sequences,
         tokens_per_sequence=queries,
-        causal=causal,
+        causal=all(values.causal for values in stream.parts),
         sink_rate_percent=_sink_rates(stream, request),
         uniform_alpha_0=_uniform(stream),
         bos_mass=_average(stream, "bos_mass"),
         sink_score=_average(stream, "sink_score"),
         entropy=_average(stream, "entropy"),
         first_argmax=_average(stream, "first_argmax"),
-        sink_heads=int((mean(_per_sequence(stream, "sink_score")) > request.epsilon).sum()),
+        sink_heads=int((mean(stream.heads("sink_score")) > request.epsilon).sum()),
         top_positions=_top_positions(stream, of_keys, request.epsilon),
         dormant=_dormant(heads, request),
         dormancy_scores=agreement(heads),
@@ -244,7 +248,7 @@ def _stream(
         massive_activations=massive_activations(stream, layers, of_queries),
         windows=_windows(stream, queries),
     )
-    scores = sorted({site.score for site, _ in stream} - {"softmax"})
+    scores = sorted({site.score for site, _ in stream.measured} - {"softmax"})
     summary.in_words = in_words(summary, scores, all(map(normalises, scores)), request)
     return summary
 
@@ -252,25 +256,20 @@ def _stream(
 def _uniform(stream: Stream) -> PrefixValues:
     """alpha_0 of uniform attention over all queries and over the first 64, averaged as sink_score is: over the
     sequences and heads of every layer, so that windows and unequal lengths count as they do there."""
-    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for _, parts in stream for v in parts]
+    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for v in stream.parts]
     whole, early = mean(np.concatenate(values))
     return PrefixValues(T=float(whole), t64=None if np.isnan(early) else float(early))
 
 
-def _per_sequence(stream: Stream, metric: str) -> np.ndarray:
-    """[sequence, head of any layer] values of one metric."""
-    return np.concatenate([np.concatenate([v.head(metric) for v in parts]) for _, parts in stream], axis=1)
-
-
 def _average(stream: Stream, metric: str) -> Average:
     """Mean over the stream's heads and sequences; the standard error is that of the sequences' means."""
-    over_heads = mean(_per_sequence(stream, metric).T)
+    over_heads = mean(stream.heads(metric).T)
     return Average(mean=float(mean(over_heads)), sem=float(sem(over_heads)))
 
 
 def _sink_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:
     """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
-    whole, early = _per_sequence(stream, "sink_score"), _per_sequence(stream, "sink_score_t64")
+    whole, early = stream.heads("sink_score"), stream.heads("sink_score_t64")
     return {
         f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
         for epsilon in sorted({*EPSILONS, request.epsilon})
@@ -291,13 +290,13 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     places = _ranked_everywhere(stream)
     keys = places[-1] + 1 if len(places) else 0
     total, heads = np.zeros(keys), 0
-    for _, parts in stream:  # one site after the other: all heads of a long sequence together fill memory
+    for _, parts in stream.measured:  # one site after the other: all heads of a long sequence together fill memory
         for head in _mean_alpha(parts, keys):
             total += head
             heads += 1
     average = total / heads
     order = places[np.argsort(-average[places], kind="stable")[:TOP_POSITIONS]]
-    alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream])
+    alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream.measured])
     return [
         TopPosition(
             position=int(k),
@@ -311,7 +310,7 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
 
 def _ranked_everywhere(stream: Stream) -> np.ndarray:
     """The key positions that enough queries see in every head."""
-    masks = [v.ranked for _, parts in stream for v in parts]
+    masks = [v.ranked for v in stream.parts]
     keys = min(ranked.shape[1] for ranked in masks)
     return np.flatnonzero(np.concatenate([ranked[:, :keys] for ranked in masks]).all(0))
 
@@ -334,7 +333,7 @@ def _dormant(heads: pd.DataFrame, request: Request) -> DormantHeads:
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:
-    return np.array([float(mean(np.concatenate([v.layer(metric) for v in parts]))) for _, parts in stream])
+    return np.array([float(mean(np.concatenate([v.layer(metric) for v in parts]))) for _, parts in stream.measured])
 
 
 def _jumps(stream: Stream) -> FirstTokenNorm:
@@ -351,14 +350,14 @@ def _jumps(stream: Stream) -> FirstTokenNorm:
     result.max_ratio = float(np.nanmax(ratio))
     up = int(np.nanargmax(change))
     if change[up] >= JUMP:
-        result.spike_layer = stream[up][0].layer
+        result.spike_layer = stream.measured[up][0].layer
         down = up + int(np.nanargmin(change[up:]))
         if change[down] <= 1 / JUMP:
-            result.fall_layer = stream[down][0].layer
+            result.fall_layer = stream.measured[down][0].layer
     return result
 
 
 def _windows(stream: Stream, queries: int) -> Windows:
     """Layers whose window is shorter than T. Their later queries cannot reach key 0."""
-    sizes = {site.layer: site.kind.size for site, _ in stream if site.kind.size is not None}
+    sizes = {site.layer: site.kind.size for site, _ in stream.measured if site.kind.size is not None}
     return Windows(layers_out_of_reach=sorted(layer for layer, size in sizes.items() if size < queries))

@@ -170,8 +170,60 @@ class Domain:
         return same_documents(self.corpus, other.corpus, count)
 
 
-Stream = list[tuple[Site, list[SiteValues]]]
-"""The sites of one stream, each with its values in every domain."""
+@dataclass(frozen=True)
+class Stream:
+    """The attention sites of one stream that some of the domains measured.
+
+    A watched program may run one part of its model in one domain and another part in the next. `measured`: each site
+    with its values in the domains that have some.
+    """
+
+    domains: list[Domain]
+    measured: list[tuple[Site, list[SiteValues]]]
+
+    @classmethod
+    def of(cls, domains: list[Domain], sites: list[Site]) -> Stream:
+        """The stream of these sites, which leaves out those that none of the domains measured."""
+        by_site = [
+            (site, [domain.sites[site.name] for domain in domains if site.name in domain.sites]) for site in sites
+        ]
+        return cls(domains, [(site, parts) for site, parts in by_site if parts])
+
+    @property
+    def parts(self) -> list[SiteValues]:
+        """The values of every site in every domain."""
+        return [values for _, parts in self.measured for values in parts]
+
+    @property
+    def sequences(self) -> int:
+        """The sequences of all domains that some of the sites measured."""
+        return sum(rows for _, rows in self._rows())
+
+    def heads(self, metric: str) -> np.ndarray:
+        """[sequence, head of any layer]: one head metric; NaN where a sequence's domain does not measure the site."""
+        return np.concatenate(
+            [
+                np.concatenate([_head(domain.sites.get(site.name), metric, rows, site) for site, _ in self.measured], 1)
+                for domain, rows in self._rows()
+            ]
+        )
+
+    def _rows(self) -> list[tuple[Domain, int]]:
+        """Each domain that measured some of the sites, and its sequences."""
+        counts = [
+            (
+                domain,
+                max(
+                    (domain.sites[site.name].count for site, _ in self.measured if site.name in domain.sites), default=0
+                ),
+            )
+            for domain in self.domains
+        ]
+        return [(domain, rows) for domain, rows in counts if rows]
+
+
+def _head(values: SiteValues | None, metric: str, rows: int, site: Site) -> np.ndarray:
+    return np.full((rows, site.heads), np.nan) if values is None else values.head(metric)
 
 
 # What stands at the positions of a stream: the token, and the region it belongs to.

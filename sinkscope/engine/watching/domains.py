@@ -24,7 +24,7 @@ from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.signals import KindNames
 from sinkscope.metrics.guests import Guests
 from sinkscope.metrics.quantities import QuantitySet
-from sinkscope.runs.passages import Passage, ids_fingerprint
+from sinkscope.runs.passages import Passage, ids_fingerprint, text_fingerprint
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run
 from sinkscope.tables.values import Domain, Places, PlacesOf, text_regions
@@ -35,12 +35,18 @@ KINDS = KindNames(("first position", "position"))
 
 @dataclass
 class _Kind:
-    """The sequences whose passes make the same attention calls."""
+    """The sequences whose passes make the same attention calls.
+
+    `read`: SHA-256 of what the model read of each. `has_tokens`: whether it read token ids in all of them; `by_ids`:
+    whether it read nothing else.
+    """
 
     calls: Calls
     record: GrowingRecord
     ids: list[np.ndarray] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
     has_tokens: bool = True
+    by_ids: bool = True
 
     def rows(self) -> np.ndarray:
         """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
@@ -54,7 +60,7 @@ class Heap:
 
     def __init__(self, new: Callable[[], GrowingRecord]) -> None:
         self._new = new
-        self.kinds: dict[frozenset[str], _Kind] = {}
+        self.kinds: dict[frozenset[tuple[str, str]], _Kind] = {}
 
     @property
     def count(self) -> int:
@@ -63,24 +69,37 @@ class Heap:
 
     def add(self, found: Sequences) -> None:
         """Adds a batch of sequences."""
-        key = frozenset(found.calls.sites)
+        key = frozenset(found.calls.streams.items())
         kind = self.kinds.setdefault(key, _Kind(found.calls, self._new()))
         kind.record.keep(found.length, found.count, found.parts)
         kind.has_tokens &= found.ids is not None
+        kind.by_ids &= found.given is None
         for number, length in enumerate(found.lengths):
             row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
             kind.ids.append(row.astype(np.int64))
+            read = "" if found.ids is None else ids_fingerprint(row.tolist())
+            kind.read.append(read if found.given is None else text_fingerprint(read + found.given[number]))
 
-    def readable(self) -> tuple[list[_Kind], list[str]]:
+    def readable(self, name: str, streams: dict[str, str]) -> tuple[list[_Kind], list[str]]:
         """The kinds that one table can hold: as many sequences of each, and no attention call in two. The others are
-        told of in a line each."""
+        told of in a line each.
+
+        `name`: the domain's. `streams`: those of the calls of other domains, in which a call has the same stream.
+        """
         kept, told = list[_Kind](), list[str]()
-        for kind in sorted(self.kinds.values(), key=lambda each: -each.record.count):
-            first = next(iter(kind.calls.sites))
-            if kind.record.count != self.count:
-                told.append(f"{kind.record.count} sequences, which {first} read alone, are left out of {self.count}")
-            elif any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
-                told.append(f"{kind.record.count} sequences, of which {first} made other calls, are left out")
+        for kind in sorted(self.kinds.values(), key=lambda kind: -kind.record.count):
+            first, count = next(iter(kind.calls.sites)), kind.record.count
+            turned = [call for call, stream in kind.calls.streams.items() if streams.get(call, stream) != stream]
+            if turned:
+                told.append(
+                    f"{count} sequences of {name} are left out: {turned[0]} reads its own sequence in some and another "
+                    "sequence in others; watch them one by one"
+                )
+            elif count != self.count or any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
+                told.append(
+                    f"{count} sequences of {name} are left out: the model attended in other modules ({first}) than for "
+                    f"its other {self.count}; give them a label of their own"
+                )
             else:
                 kept.append(kind)
         return kept, told
@@ -121,11 +140,16 @@ class Watched:
         self.failures: list[str] = []
         self.seconds = 0.0
         self._kinds: dict[str, list[_Kind]] = {}
+        every, streams = list[Calls](), dict[str, str]()
         for name, heap in heaps.items():
-            self._kinds[name], told = heap.readable()
+            kinds, told = heap.readable(name, streams)
             self.left_out += told
-        every = [kind.calls for kinds in self._kinds.values() for kind in kinds]
-        self.plan: Plan = plan_of(every, self.failures, self.keywords)
+            if kinds:
+                self._kinds[name] = kinds
+            for kind in kinds:
+                every.append(kind.calls)
+                streams |= kind.calls.streams
+        self.plan: Plan = plan_of(checkpoint.model, every, self.failures, self.keywords)
         self.reading = self._reading()
 
     @property
@@ -210,9 +234,10 @@ class Watched:
 
 def _corpus(name: str, kind: _Kind, tokens: bool) -> Corpus:
     rows = kind.rows() if tokens or not kind.has_tokens else np.where(kind.rows() < 0, -1, 1)
-    pieces = [(f"sequence {number}",) for number in range(len(rows))]
-    passages = [(Passage(ids_fingerprint(row[row >= 0].tolist())),) for row in rows] if tokens else []
-    return Corpus(name, rows, pieces, passages, bos="as given", source="watched passes")
+    pieces = [(f"sequence {number} of {name}",) for number in range(len(rows))]
+    passages = [(Passage(read),) for read in kind.read]
+    beside = [] if tokens and kind.by_ids else kind.read
+    return Corpus(name, rows, pieces, passages, bos="as given", source="watched passes", beside=beside)
 
 
 def _as_positions(row: np.ndarray) -> np.ndarray:

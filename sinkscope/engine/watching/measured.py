@@ -25,17 +25,25 @@ computed in TF32."""
 
 @dataclass(frozen=True)
 class Calls:
-    """The attention calls that the passes of one kind make: their sites by name, and the modules left out."""
+    """The attention calls that the passes of one kind make, in their order: what was seen of each and its site, by its
+    name, and the modules left out."""
 
+    seen: dict[str, Seen]
     sites: dict[str, Site]
     unread: tuple[str, ...]
+
+    @property
+    def streams(self) -> dict[str, str]:
+        """The stream of each call."""
+        return {name: site.stream for name, site in self.sites.items()}
 
 
 @dataclass
 class Sequences:
     """What was measured of one batch of sequences.
 
-    `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given.
+    `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
+    each sequence was given; None where the ids tell all.
     """
 
     calls: Calls
@@ -43,6 +51,7 @@ class Sequences:
     length: int
     lengths: list[int]
     ids: Tensor | None
+    given: list[str] | None
     parts: Parts
 
 
@@ -88,7 +97,8 @@ class Measurer:
                 raise SinkscopeError(
                     f"layer {bad.layer} ({bad.module}) gives NaN or infinity: the sequence was left out"
                 )
-            return Sequences(calls, rows, max(lengths), lengths, _valid_ids(joined.ids, spans), collector.commit())
+            ids = _valid_ids(joined.ids, spans)
+            return Sequences(calls, rows, max(lengths), lengths, ids, joined.given(rows), collector.commit())
         except BaseException:
             collector.drop()
             raise
@@ -138,22 +148,26 @@ class Measurer:
         if key not in self._known:
             first = joined.passes[0]
             seen = [_seen(whole) for whole in wholes]
-            shapes = first.given if len(joined.passes) == 1 else {}
+            shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
             parts = first.split | no_maps(self.model, seen, first.unmatched, shapes, rows)
-            names = [whole.heard.name for whole in wholes if whole.heard.module not in parts]
-            sites = sites_of(self.model, [call for call in seen if call.module not in parts])
+            read = {
+                whole.heard.name: call for whole, call in zip(wholes, seen, strict=True) if call.module not in parts
+            }
+            sites = sites_of(self.model, [*read.values()])
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
                 raise SinkscopeError(f"attention that is no map of queries and keys was not read: {', '.join(unread)}")
-            self._known[key] = Calls(dict(zip(names, sites, strict=True)), unread)
+            self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread)
         return self._known[key]
 
 
-def plan_of(every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
-    """The calls of all passes, as one plan."""
-    sites = {name: site for calls in every for name, site in calls.sites.items()}
+def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
+    """The calls of all passes, as one plan: their layers are numbered as if one pass had made them all."""
+    seen: dict[str, Seen] = {}
+    for calls in every:
+        seen |= {name: call for name, call in calls.seen.items() if name not in seen}
     unread = {module for calls in every for module in calls.unread}
-    return Plan([*sites.values()], tuple(sorted(unread)), 0, failures, keywords)
+    return Plan(sites_of(model, [*seen.values()]), tuple(sorted(unread)), 0, failures, keywords)
 
 
 def _rows(joined: Joined, wholes: list[Whole]) -> int:

@@ -148,7 +148,8 @@ class Watch:
                 raise SinkscopeError(self._why_nothing())
             watched = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
             watched.keywords, watched.failures = self._listener.keywords, self._views.failures
-            watched.left_out, watched.seconds = self.left_out, self._seconds
+            watched.left_out += self.left_out
+            watched.seconds = self._seconds
             return watched.run(self._started)
 
     # what the listener tells

@@ -50,7 +50,7 @@ class BaselineDomain(Record):
     bos: str
     """How the first token was chosen."""
     fingerprint: str
-    """SHA-256 of the token ids, and of the vectors where the model read vectors."""
+    """SHA-256 of the token ids, and of what else the model read, such as vectors or pixels."""
     sequences: int
     """Number of sequences."""
     seq_len: int

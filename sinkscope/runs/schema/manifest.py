@@ -102,7 +102,7 @@ class DomainFacts(Record):
     spec: str
     """The SPEC that the domain was read from."""
     fingerprint: str
-    """SHA-256 of the token ids, and of the vectors where the model read vectors."""
+    """SHA-256 of the token ids, and of what else the model read, such as vectors or pixels."""
     sequences: int
     """Number of sequences."""
     seq_len: int
