@@ -186,8 +186,9 @@ def train(kind: str, out: Path, recipe: Recipe, seed: int = 0) -> dict[str, Any]
     """Trains one model; writes its tables and figure into `out` and prints when its sinks appeared.
 
     Returns its last loss, the numbers of heads whose alpha_0, and whose mean share of a row's sum, are above 0.3, and
-    the means over heads of BOS's attention and its share. A raw score has no common scale; its share has. The loss is
-    that of all positions. `elsewhere` counts heads whose largest alpha_k is above 0.3 at another position than BOS's.
+    the means over heads of BOS's attention and its share. An unnormalised weight has no common scale; its share has.
+    The loss is that of all positions. `elsewhere` counts heads whose largest alpha_k is above 0.3 at another position
+    than BOS's.
     """
     held_out = torch.stack([row(text, 0, recipe.plain) for text in text_of(held_out=True)])
     arguments = TrainingArguments(

@@ -109,7 +109,7 @@ def _sinks(view: LayerView) -> Bool[Tensor, "batch head key"]:
 
 
 def _need_softmax(view: LayerView) -> None:
-    """Raises Missing where attention is raw scores, which no threshold fits."""
+    """Raises Missing where attention is unnormalised weights, which no threshold fits."""
     if view.site.score != "softmax":
         raise Missing
 

@@ -132,7 +132,7 @@ def _identity(run: Run, name: str, data: DomainFacts) -> dict[str, Any]:
 
 
 def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
-    """How much attention the first token gets. Raw scores in a softmax's place are no shares: missing."""
+    """How much attention the first token gets. Unnormalised weights in a softmax's place are no shares: missing."""
     scores = sorted({site.score for site in entry.run.manifest.attention if site.stream == entry.stream})
     values = {
         "tokens": summary.tokens_per_sequence, "sequences": summary.sequences, "layers": summary.layers,

@@ -38,8 +38,8 @@ def _score_words(scores: list[str], normalised: bool) -> list[str]:
             "uniformity, sink_margin and learned_sink_mass, which are a softmax's, are empty."
         ]
     return [
-        f"Attention is not normalised ({', '.join(scores)}): its masses are raw scores, not shares of 1, so a "
-        "threshold on them has no meaning. entropy, uniformity, sink_margin and learned_sink_mass are empty. "
+        f"Attention is not normalised ({', '.join(scores)}): its masses are unnormalised weights, not shares of 1, so "
+        "a threshold on them has no meaning. entropy, uniformity, sink_margin and learned_sink_mass are empty. "
         "bos_share in positions.parquet is |A[i,0]| over the row's sum."
     ]
 

@@ -98,8 +98,8 @@ def _words(heads: list[dict[str, Any]], attention: str, normalised: bool) -> lis
     ]
     if not normalised:
         words.append(
-            f"Attention is {attention}, not normalised: BOS mass is the raw score, not a probability; the proxy "
-            "share is |A[i,0]| over the row's sum."
+            f"Attention is {attention}, not normalised: BOS mass is the unnormalised weight, not a probability; the "
+            "proxy share is |A[i,0]| over the row's sum."
         )
     return words
 

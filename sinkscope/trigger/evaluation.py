@@ -7,10 +7,10 @@ All means are over evaluation sequences and over rows i >= 1 without a trigger. 
 - `diagonal`: otherwise, the mean of a[i,i] is 0.9 or more;
 - `spread`: anything else, also where both means reach 0.9, which only rows of sum above 1 can do.
 
-Each head gets two verdicts. `pattern` takes a = |A|, the attention as the model uses it: mass for softmax, a raw score
-for relu and sigmoid. `pattern_share` takes Gu et al.'s proxy a = |A[i,t]| / sum_t |A[i,t]|, 0 in a row of zeros. They
-differ where rows do not sum to 1: in relu, sigmoid, softmax1 and learned-sink. The bound 0.9 is the paper's for heads
-with a sink, 0.1 its counterpart; both are conventions."""
+Each head gets two verdicts. `pattern` takes a = |A|, the attention as the model uses it: mass for softmax, an
+unnormalised weight for relu and sigmoid. `pattern_share` takes Gu et al.'s proxy a = |A[i,t]| / sum_t |A[i,t]|, 0 in a
+row of zeros. They differ where rows do not sum to 1: in relu, sigmoid, softmax1 and learned-sink. The bound 0.9 is the
+paper's for heads with a sink, 0.1 its counterpart; both are conventions."""
 
 from __future__ import annotations
 

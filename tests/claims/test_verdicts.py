@@ -251,7 +251,7 @@ def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
     ],
 )
 def test_a_threshold_on_probabilities_is_put_to_no_raw_score(name: str) -> None:
-    """A raw score has no common scale: 0.9 of it is no share of a row."""
+    """An unnormalised weight has no common scale: 0.9 of it is no share of a row."""
     verdict, told = judged(CLAIMS[name], scored("sigmoid", 0.9))
     reason = "its attention is not normalised, and the threshold is one on probabilities"
     assert (verdict, told.reason) == (NOT_TESTED, reason)

@@ -12,7 +12,7 @@ from sinkscope.trigger.model import TriggerModel
 
 
 def relu_with_a_sink() -> TriggerModel:
-    """ReLU that solves the task with a large raw score on BOS wherever no trigger stands: BOS's value is 0."""
+    """ReLU that solves the task with a large weight on BOS wherever no trigger stands: BOS's value is 0."""
     network = deepcopy(explicit("relu"))
     layer, last = network.layers[0].self_attn, network.config.hidden_size - 1
     with torch.no_grad():

@@ -28,8 +28,8 @@ DEVICE_BLOCK_BYTES = 256 * 2**20
 class AttentionSums:
     """Sums over the attention probabilities A of one call, in float32 (float64 for a float64 model).
 
-    Where the score is not softmax, A is the raw score: entropy, margin and learned_sink are NaN, all sums are of raw A.
-    The last axis of a row sum is the query i.
+    Where the score is not softmax, A is the unnormalised weight: entropy, margin and learned_sink are NaN, and all sums
+    are of that A. The last axis of a row sum is the query i.
 
     Attributes:
         first: A[i, 0].

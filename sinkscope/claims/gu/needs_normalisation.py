@@ -12,7 +12,7 @@ from sinkscope.claims.subject import Subject
 
 
 def find(run: Evidence, subject: Subject) -> Found:
-    figures = {"mean raw score on the first token": run.of_heads("bos_mass")}
+    figures = {"mean unnormalised weight on the first token": run.of_heads("bos_mass")}
     if not run.of_language:
         return not_tested(NO_LANGUAGE, figures)
     if others := sorted(run.scores - {"sigmoid"}):
@@ -36,16 +36,18 @@ CLAIM = Claim(
     source="abstract.",
     assumes=(
         "The abstract's words name sigmoid, so that no other score is put to the claim. A head has a sink in a "
-        f"sequence where its mean raw score on the first token is above {EPSILON}; the share of the row says something "
-        "else, and is the contrast."
+        f"sequence where its mean unnormalised weight on the first token is above {EPSILON}; the share of the row says "
+        "something else, and is the contrast."
     ),
     needs=TEXT,
     find=find,
-    rule=Rule("share of (sequence, head) pairs whose mean raw score on the first token is above 0.3", 0.05, 0.5),
+    rule=Rule(
+        "share of (sequence, head) pairs whose mean unnormalised weight on the first token is above 0.3", 0.05, 0.5
+    ),
     contrast="the first token's share of a row's sum, mean over heads and queries",
     not_shown=(
-        "A raw score has no common scale. The language models without normalisation of docs/training.md are small, and "
-        "trained for 240 steps."
+        "An unnormalised weight has no common scale. The language models without normalisation of docs/training.md are "
+        "small, and trained for 240 steps."
     ),
     place=6,
 )

@@ -32,7 +32,7 @@ CLAIM = Claim(
     ),
     needs=TASK,
     find=find,
-    rule=Rule("largest raw score of BOS in a head, over rows without a trigger", 0.1, 0.5),
+    rule=Rule("largest unnormalised weight of BOS in a head, over rows without a trigger", 0.1, 0.5),
     contrast="largest share of BOS in the row's sum, of a head (0 in a row of zeros)",
     not_shown=(
         "Whether the sum alone makes the difference: `sinkscope trigger necessity --group normalisation` turns it on "

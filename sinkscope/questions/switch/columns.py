@@ -75,14 +75,15 @@ def open_q90(view: LayerView) -> HeadValues:
 
 @measured_metric(NAME, unit="share", range="[0, 1]", map_place=1)
 def sink_rows(view: LayerView) -> HeadValues:
-    """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Where attention is no softmax, A is the raw score."""
+    """Share of queries i >= 1 on the sink: A[i,0] >= 0.9. Where attention is no softmax, A is the unnormalised
+    weight."""
     return as_widest(sunk(view)).mean(-1)
 
 
 @measured_metric(NAME, unit="share", range="[0, 1]", source=ROWS)
 def self_rows(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 with A[i,i] >= 0.9: the query attends almost only to itself. Where attention is no
-    softmax, A is the raw score. Empty in cross-attention."""
+    softmax, A is the unnormalised weight. Empty in cross-attention."""
     return as_widest(_diagonal(view)[..., 1:] >= SUNK).mean(-1)
 
 
