@@ -164,7 +164,7 @@ def test_one_pass_finds_what_a_second_one_reads(family: str, monkeypatch: pytest
     read, twice = lengths_read(tiny(family))
     assert read[-2:] == [40, 16]
     assert len(once) > 0
-    same(once, twice, 1e-6)
+    same(once, twice, 5e-6)  # a batch of 16 tokens is multiplied by another routine than one of 40
 
 
 def test_what_the_model_overwrites_takes_a_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
