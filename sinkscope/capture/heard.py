@@ -15,14 +15,13 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.padded import Padding, masks_given
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.views import Part, Span
+from sinkscope.capture.sites import call_name
+from sinkscope.capture.views import Part
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
 """What models call a cache that they are given or return: the first from transformers 5.24 on."""
-PADDING = ("attention_mask",)
-HIDDEN = ("src_key_padding_mask", "key_padding_mask")
-"""torch's own padding masks: True = padding."""
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
 
@@ -88,6 +87,7 @@ class Heard:
         projection: path of the output projection; None where there is none.
         projected: what the projection read, in the shape of `output`.
         ends: where the keys of each request end in a pass over several, after a 0; else None.
+        among: `place_of` the calls that the parts were cut beside, in a padded pass.
     """
 
     module: str
@@ -108,11 +108,12 @@ class Heard:
     projected: Tensor | None = None
     versions: tuple[Kept, ...] = ()
     ends: list[int] | None = None
+    among: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
         """As the site will be called."""
-        return self.module if self.number == 0 else f"{self.module}[{self.number}]"
+        return call_name(self.module, self.number)
 
     @property
     def changed(self) -> bool:
@@ -130,9 +131,10 @@ class Pass:
             sequences where time comes first.
         ids: the token ids that were given, [B, T].
         given: what else was given, as `given_digests`; None where the ids tell all.
-        mask: the padding mask that was given, [B, >= T], 1 = token.
+        masks: the padding masks that were given, as `masks_given`.
+        decodes: whether the ids, or what stands for them, are a decoder's, whose encoder ran in another pass.
         cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
-        spans: the valid positions of each sequence, for the maps that are read at once; None without padding.
+        padding: what the masks say, for the maps that are read at once.
         unmatched, split: as in InlineWatch.
         refused: why the pass cannot be read; None where it can.
         counts: attention calls of each module so far.
@@ -147,7 +149,8 @@ class Pass:
     second: int | None = None
     ids: Tensor | None = None
     given: list[bytes] | None = None
-    mask: Tensor | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    decodes: bool = False
     cache: Any = None
     before: int = 0
     heard: list[Heard] = field(default_factory=list)
@@ -155,22 +158,23 @@ class Pass:
     unmatched: set[str] = field(default_factory=set)
     split: set[str] = field(default_factory=set)
     refused: str | None = None
-    spans: list[Span] | None = None
+    padding: Padding = field(default_factory=Padding)
     counts: Counter[str] = field(default_factory=Counter)
     entered: set[str] = field(default_factory=set)
     idle: frozenset[str] | None = None
     shares: list[Share] | None = None
 
     @property
-    def padded(self) -> list[Span] | None:
-        """The valid positions of each sequence by the padding mask; None without padding. Raises as `padding`."""
-        return None if self.mask is None else padding(self.mask, self.mask.shape[1])
-
-    @property
     def hidden_shapes(self) -> dict[str, torch.Size]:
-        """Shape of the hidden states that each attending module was given, by its path; without those of joint
+        """Shape of the hidden states that each attending module was given, by its calls' names; without those of joint
         attention, whose queries are more."""
-        return {call.path: call.given.tensor.shape for call in self.around if call.given is not None and not call.joint}
+        return {
+            self.heard[number].name: around.given.tensor.shape
+            for around in self.around
+            if around.given is not None and not around.joint
+            for number in range(around.first, around.past)
+            if self.heard[number].module == around.path
+        }
 
 
 def detached(record: Record) -> Record:
@@ -180,40 +184,21 @@ def detached(record: Record) -> Record:
     return replace(record, **changes) if changes else record
 
 
-def padding(mask: Tensor | None, length: int) -> list[Span] | None:
-    """The valid positions of each row of a padding mask [B, length]; None without padding.
-
-    Raises ValueError for a mask with holes, or with an empty row.
-    """
-    if mask is None:
-        return None
-    valid = mask[:, -length:] != 0
-    if bool(valid.all()):
-        return None
-    count = valid.sum(1)
-    starts = valid.int().argmax(1)
-    ends = valid.shape[1] - valid.flip(1).int().argmax(1)
-    if bool((count == 0).any()) or bool((ends - starts != count).any()):
-        raise ValueError("an attention_mask with holes, or of a sequence without any token")
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
 def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     """What a call of the module at `name` tells of the pass that it begins."""
     now = Pass(name)
     for argument in args:  # sentence-transformers hands its features over as one dict
         kwargs = {**argument, **kwargs} if isinstance(argument, Mapping) else kwargs
     first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-    inputs = kwargs.get("input_ids", args[0] if args and isinstance(args[0], Tensor) else first)
+    now.decodes = kwargs.get("encoder_outputs") is not None and kwargs.get("input_ids") is None
+    given = args[0] if args and isinstance(args[0], Tensor) else first
+    inputs = kwargs.get("decoder_input_ids" if now.decodes else "input_ids", given)
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
         now.ids = inputs.detach()
     main = inputs if isinstance(inputs, Tensor) else kwargs.get("inputs_embeds", first)
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
-    now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() > 1 else None
-    for names, hides in ((PADDING, False), (HIDDEN, True)):
-        mask = next((kwargs[mask_name] for mask_name in names if isinstance(kwargs.get(mask_name), Tensor)), None)
-        if mask is not None and mask.dim() == 2 and mask.shape[0] == now.batch:
-            now.mask = mask.detach() == 0 if hides and mask.dtype == torch.bool else mask.detach()
+    now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
+    now.masks = masks_given(kwargs, {now.batch, now.second} - {None})
     now.cache = cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.heard import Heard, Pass, padding
+from sinkscope.capture.heard import Heard, Pass
 from sinkscope.capture.masks.visibility import Visibility
+from sinkscope.capture.padded import OWN, TARGET, Padding, Side, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.sites import stream_of
 from sinkscope.capture.steps import Steps, Whole
@@ -37,7 +38,7 @@ class Joined:
         self._by_interface = True
         self._idle: frozenset[str] | None = None
         self._told: set[str] = set()
-        self._mask: tuple[int, Tensor] | None = None
+        self._masks: dict[str, tuple[int, Tensor]] = {}
 
     @property
     def length(self) -> int:
@@ -120,8 +121,8 @@ class Joined:
         if self.passes:
             self._check_same(now)
         self._taking.add(_tokens(now) if now.heard else 0)
-        if now.mask is not None:
-            self._mask, now.mask = (len(self.passes), now.mask.clone()), None
+        self._masks |= {name: (len(self.passes), mask.clone()) for name, mask in now.masks.items()}
+        now.masks = {}
         if self._idle is None:
             self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
             self._told |= {around.path for around in now.around}
@@ -152,16 +153,45 @@ class Joined:
                 "it with use_cache=False"
             )
 
-    def spans(self, wholes: list[Whole]) -> list[Span] | None:
-        """The valid positions of each sequence; None without padding.
+    def padding(self, wholes: list[Whole]) -> tuple[Padding, list[Span] | None]:
+        """What the masks say of the whole batch, and the valid positions of the sequences that the ids name; None where
+        these hold no padding.
 
         In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
         """
-        spans, ends = self._padded(wholes), self._ends()
-        if ends is None:
-            return spans
-        starts = [start for start, _ in spans] if spans else [0] * len(ends)
-        return [*zip(starts, ends, strict=True)]
+        side = TARGET if self.passes[0].decodes else OWN
+        try:
+            sides = {name: self._side(number, mask, name == side) for name, (number, mask) in self._masks.items()}
+        except ValueError as error:
+            raise SinkscopeError(str(error)) from None
+        spans, ends = sides[side].spans if side in sides else self._begun(wholes), self._ends()
+        if ends is not None:
+            starts = [start for start, _ in spans] if spans else [0] * len(ends)
+            spans = [*zip(starts, ends, strict=True)]
+        return Padding(sides if spans is None else sides | {side: Side(spans, self.length)}), spans
+
+    def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
+        """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""
+        mask = self._taking.of_last()[number].batch(mask)
+        rest = self.length - mask.shape[1] if of_ids else 0
+        if rest > 0 and len(self.passes) > 1:
+            mask = torch.nn.functional.pad(mask, (0, rest), value=1)
+        length = min(mask.shape[1], self.length) if of_ids else mask.shape[1]
+        spans = valid_spans(mask, length)
+        if spans is not None and of_ids and length < self.length:
+            raise ValueError(
+                f"a padding mask of {length} positions for {self.length}: padding cannot be told from text there; give "
+                "sequences of equal length"
+            )
+        return Side(spans, length)
+
+    def _begun(self, wholes: list[Whole]) -> list[Span] | None:
+        """The valid positions of each sequence, where no mask was given for them but a call's own hides their start."""
+        readings = [_beginnings(whole.call, self.length) for whole in wholes if whole.call is not None]
+        starts = next((reading for reading in readings if reading is not None), None)
+        if starts is None or not any(starts):
+            return None
+        return [(start, self.length) for start in starts]
 
     def _ends(self) -> list[int] | None:
         """The end of each sequence after the token that ends its text, where one and the same token fills the rest;
@@ -173,21 +203,6 @@ class Joined:
         last = torch.as_tensor(told, device=ids.device).view(-1)
         ends = [_end(row, prompt, last) for row in ids]
         return ends if min(ends) < self.length else None
-
-    def _padded(self, wholes: list[Whole]) -> list[Span] | None:
-        try:
-            if self._mask is not None:
-                number, mask = self._mask
-                mask = self._taking.of_last()[number].batch(mask)
-                rest = self.length - mask.shape[1]
-                return padding(torch.nn.functional.pad(mask, (0, rest), value=1) if rest > 0 else mask, self.length)
-        except ValueError as error:
-            raise SinkscopeError(str(error)) from None
-        readings = [_beginnings(whole.call, self.length) for whole in wholes if whole.call is not None]
-        starts = next((reading for reading in readings if reading is not None), None)
-        if starts is None or not any(starts):
-            return None
-        return [(start, self.length) for start in starts]
 
     def wholes(self) -> list[Whole]:
         """Every attention call over whole sequences, in the order of a pass."""

@@ -41,11 +41,13 @@ from sinkscope.capture.interface import call_of
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.padded import Padding
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
+from sinkscope.capture.private_doors import in_backward
 from sinkscope.capture.registries import READ, is_own, uncompiled
-from sinkscope.capture.sites import head_counts
-from sinkscope.capture.views import Cut, Views
+from sinkscope.capture.sites import head_counts, place_of, stream_of
+from sinkscope.capture.views import Views
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"
@@ -89,14 +91,22 @@ class Listener:
         self._ears: dict[int, Ears] = {}
         self._unheard = Counter[int]()
         self._stack: ExitStack | None = None
+        self._rests = False
         self._requests = Requests()
         self._shares: list[Share] | None = None
 
     def rest(self) -> None:
         """Takes the hooks off the modules before `listening` ends: no later pass is heard, and none costs anything."""
-        self._stack = None
+        self._rests = True
         for ears in self._ears.values():
             ears.off()
+
+    def resume(self) -> None:
+        """Hears passes again after a rest."""
+        if self._rests:
+            self._rests = False
+            self._ears.clear()
+            self._hook()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -114,12 +124,12 @@ class Listener:
 
     def _hook(self) -> None:
         """Puts hooks on for this thread, once."""
-        if get_ident() not in self._ears and self._stack is not None:
+        if get_ident() not in self._ears and self._stack is not None and not self._rests:
             ears = self._ears[get_ident()] = Ears(self.model, self._entering, self._leaving)
             self._stack.enter_context(ears.on())
 
     def _end_all(self) -> None:
-        self._stack, self._requests, self._shares = None, Requests(), None
+        self._stack, self._requests, self._shares, self._rests = None, Requests(), None, False
         self._ears.clear()
         self._unheard.clear()
         self._reset()
@@ -140,7 +150,7 @@ class Listener:
 
     def _turn_to(self, batches: Any, model: nn.Module) -> bool:
         """Hears this thread from here on. Returns False, and does not, where a pass is under way in the other one."""
-        if self._stack is None or model not in self._names:
+        if self._stack is None or self._rests or model not in self._names:
             return False
         try:
             shares = self._requests.of(batches)
@@ -254,7 +264,7 @@ class Listener:
     # passes
 
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if measuring():
+        if measuring() or in_backward():  # activation checkpointing computes a block again
             return
         now = pass_of(name, args, kwargs)
         now.shares, self._shares = self._shares, None
@@ -262,7 +272,7 @@ class Listener:
             return
         now.given = given_digests(args, kwargs, now.batch, now.ids is not None)
         try:
-            now.spans = None if now.cache is not None and now.before else now.padded
+            now.padding = Padding() if now.cache is not None and now.before else Padding.of(now.masks)
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]
@@ -327,13 +337,14 @@ class Listener:
         if path is None:
             self._refuse(f"an attention module outside the model was called: {type(module).__name__}")
             return
-        for name in unknown_keywords(keywords):
-            self.keywords.setdefault(name, path)
         rest = dict(keywords)
+        causal = rest.pop("is_causal", None)
+        for name in unknown_keywords(rest):
+            self.keywords.setdefault(name, path)
         query, key, value = tensors
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
-        call = detached(call_of(module, query, key, value, mask, rest.pop("is_causal", None), rest))
+        call = detached(call_of(module, query, key, value, mask, causal, rest))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
         if self._now is not None and self._now.shares is not None:
             ends = keywords.get("cu_seq_lens_k")
@@ -370,11 +381,15 @@ class Listener:
         counts = head_counts(self.model, found.module)
         if queries < 2 or (heads not in counts if counts else queries != keys):
             return
-        spans = self._now.spans
-        cuts = None if spans is None else [Cut(row, span, queries) for row, span in enumerate(spans)]
+        place = self._place(found.module, queries != keys)
+        among = {place} | {self._place(call.module, call.queries != call.keys) for call in self._now.heard}
+        cuts = self._now.padding.cuts(found.module, place, among)
         parts = self._views.of_map(found.module, seen, cuts)
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
-        heard.parts = parts
+        heard.parts, heard.among = parts, frozenset(among)
+
+    def _place(self, path: str, cross: bool) -> str:
+        return place_of(stream_of(self.model, path, cross), path)
 
     def _keep(
         self, module: str, path: str, call: AttentionCall | None, output: Tensor | None, dropped: bool = False,
@@ -391,10 +406,12 @@ class Listener:
         shape = record.query.shape if probabilities is None else probabilities.shape
         keys = record.key.shape[2] if probabilities is None else shape[3]
         width = None if record.value is None else shape[1] * record.value.shape[-1]
-        tensors = (record.query, record.key, record.value, output)
-        kept = tuple(Kept.of(tensor) for tensor in tensors if tensor is not None)
+        keep = Kept.of if call is not None else Kept.safe  # the output shows what was written into a call's tensors
+        held = [None if tensor is None else keep(tensor) for tensor in (record.query, record.key, record.value, output)]
+        query, key, value, output = (None if entry is None else entry.tensor for entry in held)
+        kept = tuple(entry for entry in held if entry is not None)
         heard = Heard(
-            module, now.counts[module], path, call, None, *tensors,
+            module, now.counts[module], path, call, None, query, key, value, output,
             shape[0], shape[1], shape[2], keys, dropped, self._projection(module, width),
             output if feeds else None, kept,
         )  # fmt: skip

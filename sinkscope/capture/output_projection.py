@@ -38,7 +38,7 @@ def output_projection(model: nn.Module, path: str, width: int) -> str | None:
     """
     module = model.get_submodule(path)
     for name in NAMES:
-        child, child_path = getattr(module, name, None), f"{path}.{name}"
+        child, child_path = getattr(module, name, None), f"{path}.{name}".removeprefix(".")
         if isinstance(child, nn.Sequential) and len(child) and all(_does_nothing(after) for after in [*child][1:]):
             child, child_path = child[0], f"{child_path}.0"
         if isinstance(child, nn.Module) and _reads(child, width):

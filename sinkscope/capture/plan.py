@@ -4,7 +4,7 @@ are not one map of a sequence's queries and keys."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,7 @@ from sinkscope.capture.kernels.map_walk import map_sums
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.capture.shapes import shape_of
-from sinkscope.capture.sites import Site, block_of, head_counts, kind_of, stream_of
+from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
 from sinkscope.errors import SinkscopeError, all_lines
 
 INTERFACE, INLINE = "interface", "inline"
@@ -250,11 +250,11 @@ def no_maps(
 ) -> set[str]:
     """Paths of modules whose calls are only parts of an attention map, or no attention; `rows`: sequences of the pass.
 
-    `unmatched`: modules with a softmax whose product with values was not seen.
+    `unmatched`: modules with a softmax whose product with values was not seen. `given`: as `hidden_states`.
     """
     calls = Counter(record.module for record in seen)
 
-    def part(record: Seen) -> bool:
+    def part(record: Seen, name: str) -> bool:
         square = record.queries == record.keys
         of_image = _of_image(model, record)
         return (
@@ -262,23 +262,33 @@ def no_maps(
             or record.rows != rows  # windows folded into the batch: several rows for one sequence
             or (of_image and calls[record.module] > 1)  # windows: one call for each, their number depends on the image
             or (of_image and not square)  # pooled keys
-            or _padded_to_window(record, given.get(record.module))
+            or _padded_to_window(record, given.get(name))
             or _reads_windowed_cache(model, record)
         )
 
-    return {record.module for record in seen if part(record)}
+    return {record.module for record, name in zip(seen, _names(seen), strict=True) if part(record, name)}
+
+
+def _names(seen: Iterable[Seen]) -> Iterator[str]:
+    """The name of each call, as its site's."""
+    calls: Counter[str] = Counter()
+    for record in seen:
+        yield call_name(record.module, calls[record.module])
+        calls[record.module] += 1
 
 
 @contextmanager
 def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
-    """Collects the shape of the hidden states that each module receives, by the module's path."""
+    """Collects the shape of the hidden states that each module receives, by the name of a call of the module."""
     shapes: dict[str, torch.Size] = {}
+    calls: Counter[str] = Counter()
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = kwargs.get("hidden_states", args[0] if args else None)
             if isinstance(hidden, Tensor) and hidden.dim() == 3:
-                shapes[name] = hidden.shape
+                shapes[call_name(name, calls[name])] = hidden.shape
+            calls[name] += 1
 
         return hook
 

@@ -268,6 +268,11 @@ def times_written(tensor: Tensor) -> int:
         raise moved("torch", "Tensor._version") from None
 
 
+def in_backward() -> bool:
+    """Whether this thread computes gradients, as where activation checkpointing computes a block again."""
+    return bool(_part("torch", torch._C, "_C._current_graph_task_id")() != -1)
+
+
 def writes(operator: Any) -> bool:
     """Whether an operator, as `__torch_dispatch__` receives it, writes into one of its arguments."""
     return bool(_part("torch", operator, "OpOverload._schema").is_mutable)

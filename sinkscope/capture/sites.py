@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 
+def call_name(module: str, number: int) -> str:
+    """What the call of this number of a module is called in one pass: the module's path; path[n] after the first."""
+    return module if number == 0 else f"{module}[{number}]"
+
+
 @dataclass(frozen=True)
 class AttentionKind:
     """What a query of an attention call may see: `full`, `cross`, or the last `size` keys: `sliding`, `chunked`.
@@ -60,7 +65,7 @@ class Site:
     @property
     def name(self) -> str:
         """The module's path; path[n] for its n-th call in one pass."""
-        return self.module if self.call == 0 else f"{self.module}[{self.call}]"
+        return call_name(self.module, self.call)
 
     @property
     def cross(self) -> bool:
@@ -122,18 +127,33 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     """The stream of a module, from its path: `text`, `vision`, `audio`, or an encoder-decoder's `encoder`, `decoder` or
     `cross`."""
     lowered = path.lower()
-    if cross or any(name in lowered for name in CROSS_NAMES):
+    if cross or any(name in lowered for name in CROSS_NAMES) or _reads_memory(model, path):
         return "cross"
     config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        sides = (part.rpartition("_")[2] for part in lowered.split("."))  # `encoder`, `text_encoder`
-        first = next((side for side in sides if side in ("encoder", "decoder")), None)
-        if first:
-            return first
+    if getattr(config, "is_encoder_decoder", False) and (side := _side(lowered)) is not None:
+        return side
     for stream, names in STREAM_NAMES.items():
         if any(name in lowered for name in names):
             return stream
     return STREAM_INPUTS.get(getattr(model, "main_input_name", "input_ids"), "text")
+
+
+def _reads_memory(model: nn.Module, path: str) -> bool:
+    """Whether the module is the cross-attention of torch's own decoder layer."""
+    parent, _, name = path.rpartition(".")
+    return name == "multihead_attn" and isinstance(model.get_submodule(parent), nn.TransformerDecoderLayer)
+
+
+def place_of(stream: str, path: str) -> str:
+    """Where a module of this stream stands: `cross`, `encoder`, `decoder`, `signal` (pictures or sound) or `text`."""
+    if stream in ("cross", "encoder", "decoder"):
+        return stream
+    return "signal" if stream in STREAM_NAMES else _side(path.lower()) or "text"
+
+
+def _side(path: str) -> str | None:
+    sides = (part.rpartition("_")[2] for part in path.split("."))  # `encoder`, `text_encoder`
+    return next((side for side in sides if side in ("encoder", "decoder")), None)
 
 
 def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> AttentionKind:

@@ -31,34 +31,42 @@ UNDERSTOOD = frozenset({"query", "key", "value", "mask", "bias", "sinks"})
 class Cut:
     """Cuts the valid positions of one sequence out of a padded batch's tensors, so that no padding is measured.
 
-    `length` is the number of positions of the padded batch. An axis of another length (compressed keys, the keys of
-    another stream) does not hold these positions and is not cut.
+    `queries`, `keys`: the valid positions of each axis, and how many positions the batch has there; None where none is
+    padding. An axis of another length (compressed keys) does not hold these positions and is not cut.
     """
 
-    def __init__(self, index: int, span: Span, length: int) -> None:
-        self.index, self.batch_row, self.span, self.length = index, slice(index, index + 1), slice(*span), length
+    def __init__(self, index: int, queries: tuple[Span, int] | None, keys: tuple[Span, int] | None) -> None:
+        self.index, self.batch_row = index, slice(index, index + 1)
+        self._valid = {side: None if part is None else (slice(*part[0]), part[1])
+                       for side, part in (("queries", queries), ("keys", keys))}  # fmt: skip
 
-    def check(self, name: str, batch: int, queries: int, sequences: int) -> None:
-        """Raises SinkscopeError where the queries are not the batch's positions, so that padding cannot be located."""
-        if batch != sequences or queries != self.length:
-            raise SinkscopeError(
-                f"{name} has {batch} x {queries} queries for {sequences} padded sequences of {self.length}: padding "
-                "cannot be told from text there; give sequences of equal length"
-            )
+    def check(self, name: str, batch: int, sizes: tuple[int, int], sequences: int) -> None:
+        """Raises SinkscopeError where padding cannot be located: the queries are not the batch's positions, or keys
+        that are another sequence's are not that one's. `sizes`: numbers of queries and of keys."""
+        own, other = self._valid["queries"], self._valid["keys"]
+        checked = [("queries", sizes[0], own), ("keys", sizes[1], None if other == own else other)]
+        for what, size, valid in checked:
+            length = size if valid is None else valid[1]
+            if batch != sequences or size != length:
+                raise SinkscopeError(
+                    f"{name} has {batch} x {size} {what} for {sequences} padded sequences of {length}: padding cannot "
+                    "be told from text there; give sequences of equal length"
+                )
 
-    def rows(self, size: int) -> slice:
+    def rows(self, size: int, side: str = "queries") -> slice:
         """The valid part of an axis of this size."""
-        return self.span if size == self.length else slice(None)
+        valid = self._valid[side]
+        return slice(None) if valid is None or size != valid[1] else valid[0]
 
-    def axis(self, tensor: Tensor, axis: int) -> Tensor:
+    def axis(self, tensor: Tensor, axis: int, side: str = "queries") -> Tensor:
         """This sequence's row of the batch (or the row that all sequences share), cut along one axis."""
         row = tensor[self.batch_row] if tensor.shape[0] > 1 else tensor
         place = axis % tensor.dim()
-        return row[(slice(None),) * place + (self.rows(tensor.shape[axis]),)]
+        return row[(slice(None),) * place + (self.rows(tensor.shape[axis], side),)]
 
     def square(self, tensor: Tensor | None) -> Tensor | None:
         """This sequence's row, cut along the last two axes (queries and keys)."""
-        return None if tensor is None else self.axis(self.axis(tensor, -1), -2)
+        return None if tensor is None else self.axis(self.axis(tensor, -1, "keys"), -2)
 
     def call(self, call: AttentionCall) -> AttentionCall:
         """The call for this sequence alone. Raises SinkscopeError where a field is a tensor that it cannot cut."""
@@ -71,8 +79,8 @@ class Cut:
         return replace(
             call,
             query=self.axis(call.query, 2),
-            key=self.axis(call.key, 2),
-            value=self.axis(call.value, 2),
+            key=self.axis(call.key, 2, "keys"),
+            value=self.axis(call.value, 2, "keys"),
             mask=self.square(None if call.mask is None else call.mask[..., : call.key.shape[2]]),
             bias=self.square(call.bias),
             sinks=None if call.sinks is None else self.axis(call.sinks, 2),
@@ -86,7 +94,9 @@ class Cut:
             logits = torch.cat([logits, self.axis(seen.logits[..., keys:], -2)], -1)
         probabilities = self.square(seen.probabilities)
         assert probabilities is not None
-        return AttentionMap(probabilities, logits, value=None if seen.value is None else self.axis(seen.value, 2))
+        return AttentionMap(
+            probabilities, logits, value=None if seen.value is None else self.axis(seen.value, 2, "keys")
+        )
 
 
 Readers = Mapping[str, Callable[[AttentionCall | AttentionMap], Any]]
@@ -180,7 +190,7 @@ class Views:
         batch, heads, queries, _ = call.query.shape
         output, parts = call.query.new_zeros(batch, queries, heads, call.value.shape[-1]), list[Part]()
         for cut in cuts:
-            cut.check(name, batch, queries, len(cuts))
+            cut.check(name, batch, (queries, call.key.shape[2]), len(cuts))
             part = masks.read(cut.call(call), call.mask, cut.index)
             rows, sums = read(part, self.failures)
             output[cut.index, cut.rows(queries)] = rows[0]
@@ -196,8 +206,8 @@ class Views:
         """The view of one part of a call."""
         site, (_, cut, sums, facts) = pending.site, own
 
-        def part(tensor: Tensor | None, axis: int) -> Tensor | None:
-            return tensor if cut is None or tensor is None else cut.axis(tensor, axis)
+        def part(tensor: Tensor | None, axis: int, side: str = "queries") -> Tensor | None:
+            return tensor if cut is None or tensor is None else cut.axis(tensor, axis, side)
 
         time_first = getattr(self.model.get_submodule(site.module), "batch_first", True) is False
 
@@ -213,8 +223,8 @@ class Views:
             attention=sums,
             output=part(pending.output, 1),
             raw_query=part(pending.query, 2),
-            raw_key=part(pending.key, 2),
-            raw_value=part(pending.value, 2),
+            raw_key=part(pending.key, 2, "keys"),
+            raw_value=part(pending.value, 2, "keys"),
             raw_projected=part(pending.projected, 1),
             raw_written=part(pending.written, 1),
             factors=self._head_factors(site),
@@ -241,10 +251,10 @@ class Views:
 
 
 def _cut_map(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
-    batch, _, queries, _ = seen.probabilities.shape
+    batch, _, queries, keys = seen.probabilities.shape
     if cuts is None:
         yield slice(0, batch), None, seen
         return
     for cut in cuts:
-        cut.check(name, batch, queries, len(cuts))
+        cut.check(name, batch, (queries, keys), len(cuts))
         yield cut.batch_row, cut, cut.map(seen)

@@ -59,7 +59,9 @@ class Capture:
         `spans` gives the valid positions of each sequence where the batch is padded; `length` is the padded length.
         Raises SinkscopeError where the model makes other attention calls than in the dry run.
         """
-        self.cuts = None if spans is None else [Cut(row, span, length) for row, span in enumerate(spans)]
+        self.cuts = None
+        if spans is not None:
+            self.cuts = [Cut(row, (span, length), (span, length)) for row, span in enumerate(spans)]
         self._reset()
         self._watch = InlineWatch(self._inline)
         with ExitStack() as stack:

@@ -49,7 +49,10 @@ def test_a_field_at_its_default_changes_nothing() -> None:
     assert call.beyond(Walk.UNDERSTOOD) == []
     assert compiled_walk.supports(call)
     assert triton_call.supports(call)
-    assert Cut(0, (0, 5), LENGTH).call(call).query.shape[2] == 5
+    valid = (0, 5), LENGTH
+    assert Cut(0, valid, valid).call(call).query.shape[2] == 5
+    assert Cut(0, None, valid).call(call).query.shape[2] == LENGTH
+    assert Cut(0, None, valid).call(call).key.shape[2] == 5
 
 
 @pytest.mark.parametrize("changes", [{"shift": 2.0}, {"marks": torch.zeros(2)}, {"shift": None}])
@@ -88,7 +91,7 @@ def test_raw_attention_has_no_learned_sinks() -> None:
 
 def test_a_tensor_that_nobody_can_cut_is_refused_in_a_padded_batch() -> None:
     with pytest.raises(SinkscopeError, match="marks of an attention call cannot be cut to one sequence"):
-        Cut(0, (0, 5), LENGTH).call(a_call(marks=torch.zeros(2)))
+        Cut(0, ((0, 5), LENGTH), None).call(a_call(marks=torch.zeros(2)))
 
 
 def test_a_field_without_a_default_is_never_left_out() -> None:

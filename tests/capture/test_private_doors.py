@@ -331,6 +331,24 @@ def test_wrapper_tensors_counts_and_trees() -> None:
         assert doors.times_written(torch.zeros(2)) == 0
 
 
+def test_a_thread_that_computes_gradients_is_known() -> None:
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            told.append(doors.in_backward())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            told.append(doors.in_backward())
+            return gradients[0] * 2
+
+    told: list[bool] = []
+    Asks.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert told == [False, True]
+    assert not doors.in_backward()
+
+
 def test_the_arguments_that_an_operation_writes_into() -> None:
     seen: list[tuple[str, list[int]]] = []
 
@@ -535,6 +553,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
     ("torch", "Tensor._make_wrapper_subclass", lambda patch: patch.setattr(doors, "Tensor", SimpleNamespace()),
      lambda: doors.empty_wrapper(Tensor, [2], torch.float32, torch.device("cpu"))),
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
+    ("torch", "_C._current_graph_task_id", lambda patch: remove(patch, torch._C, "_current_graph_task_id"),
+     doors.in_backward),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
     ("torch", "torch.utils._python_dispatch.TorchDispatchMode",
      lambda patch: remove(patch, torch.utils._python_dispatch, "TorchDispatchMode"),

@@ -11,7 +11,9 @@ from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
+from sinkscope.capture.padded import Padding
 from sinkscope.capture.plan import Plan, Seen, no_maps, sites_of
+from sinkscope.capture.sites import place_of
 from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Cut, Pending, Span, Views
 from sinkscope.engine.collector import Collector, Parts
@@ -81,9 +83,9 @@ class Measurer:
         rows = _rows(joined, wholes)
         calls = self._calls(joined, wholes, rows)
         read = [whole for whole in wholes if whole.heard.name in calls.sites]
-        spans = joined.spans(read)
-        length = joined.length
-        lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
+        padding, spans = joined.padding(read)
+        cuts = self._cuts(padding, read, calls)
+        lengths = [joined.length] * rows if spans is None else [stop - first for first, stop in spans]
         if min(lengths) < 2:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
         collector = Collector(max(lengths), self.quantities, self.spectra)
@@ -91,7 +93,7 @@ class Measurer:
         try:
             masks = MaskReadings()
             for whole in read:
-                self._add(collector, calls.sites[whole.heard.name], whole, masks, spans, length)
+                self._add(collector, calls.sites[whole.heard.name], whole, masks, cuts[whole.heard.name])
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
@@ -103,17 +105,29 @@ class Measurer:
             collector.drop()
             raise
 
-    def _add(
-        self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, spans: list[Span] | None, length: int
-    ) -> None:
-        cuts = None if spans is None else [Cut(row, span, length) for row, span in enumerate(spans)]
+    def _cuts(self, padding: Padding, read: list[Whole], calls: Calls) -> dict[str, list[Cut] | None]:
+        """How each call is cut into its sequences. Raises SinkscopeError where a map was cut before the pass showed
+        whose padding it has."""
+        places = {name: place_of(site.stream, site.module) for name, site in calls.sites.items()}
+        among, cuts = frozenset(places.values()), dict[str, list[Cut] | None]()
+        for whole in read:
+            name = whole.heard.name
+            cuts[name] = padding.cuts(name, places[name], among)
+            if whole.call is None and padding.any and not padding.alike(name, places[name], whole.heard.among, among):
+                raise SinkscopeError(
+                    f"{name} attended before a cross-attention: whose padding its mask shows cannot be told; give "
+                    "sequences of equal length"
+                )
+        return cuts
+
+    def _add(self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None) -> None:
         if whole.call is None:
             assert whole.parts is not None
             parts = whole.parts
         else:
             output, parts = self.views.of_call(site.name, whole.call, masks, cuts)
             if whole.output is not None and not whole.heard.dropped:
-                self._compare(site.name, output, whole.output, spans)
+                self._compare(site.name, output, whole.output, cuts)
         pending = Pending(
             site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
             whole.projected,
@@ -122,12 +136,10 @@ class Measurer:
         for part in parts:
             collector.add(self.views.view(pending, part, stream), part[0].start)
 
-    def _compare(self, name: str, ours: Tensor, theirs: Tensor, spans: list[Span] | None) -> None:
+    def _compare(self, name: str, ours: Tensor, theirs: Tensor, cuts: list[Cut] | None) -> None:
         """Compares the output that our sums belong to with the model's own. Raises SinkscopeError where it differs."""
         rows = (
-            [(slice(None), slice(None))]
-            if spans is None
-            else [(slice(n, n + 1), slice(*s)) for n, s in enumerate(spans)]
+            [(slice(None), slice(None))] if cuts is None else [(cut.batch_row, cut.rows(ours.shape[1])) for cut in cuts]
         )
         self.compared.add(name)
         for row, span in rows:
@@ -144,12 +156,12 @@ class Measurer:
 
     def _calls(self, joined: Joined, wholes: list[Whole], rows: int) -> Calls:
         """The sites of these calls. They are found once for all passes that make the same calls."""
-        key = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
+        first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
+        shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
+        parts = frozenset(first.split | no_maps(self.model, seen, first.unmatched, shapes, rows))
+        names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
+        key = names, parts, frozenset(first.unmatched)
         if key not in self._known:
-            first = joined.passes[0]
-            seen = [_seen(whole) for whole in wholes]
-            shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
-            parts = first.split | no_maps(self.model, seen, first.unmatched, shapes, rows)
             read = {
                 whole.heard.name: call for whole, call in zip(wholes, seen, strict=True) if call.module not in parts
             }

@@ -123,6 +123,7 @@ class Watch:
             self._current: Joined | None = None
             self._begun = self._measured = 0
             self._listener.missed.clear()
+            self._listener.resume()
             self._reasons: dict[str, int] = {}
             self._started, self._seconds = time.perf_counter(), 0.0
 

@@ -1,0 +1,134 @@
+"""The padding of a pass: the masks that a model is given, and the attention calls whose positions they tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from sinkscope.capture.views import Cut, Span
+from sinkscope.errors import SinkscopeError
+
+OWN, TARGET, MEMORY = "own", "target", "memory"
+HUGGING_FACE = "attention_mask"
+NAMES = {
+    OWN: (HUGGING_FACE, "src_key_padding_mask", "key_padding_mask"),
+    TARGET: ("decoder_attention_mask", "tgt_key_padding_mask"),
+    MEMORY: ("encoder_attention_mask", "memory_key_padding_mask"),
+}
+"""What models call the padding mask of their input (an encoder's, where there is a decoder), of a decoder's input, and
+of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
+
+
+def masks_given(kwargs: Mapping[str, Any], rows: Collection[int | None]) -> dict[str, Tensor]:
+    """The padding masks [B, T] that a pass is given, 1 = token, by OWN, TARGET and MEMORY, and by HUGGING_FACE the
+    input's again where cross-attention takes it; `rows`: what B may be."""
+    masks = {}
+    for side, names in NAMES.items():
+        for name in names:
+            mask = kwargs.get(name)
+            if side not in masks and isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] in rows:
+                masks[side] = _valid(mask.detach(), name.endswith("key_padding_mask"))
+                if name == HUGGING_FACE:
+                    masks[name] = masks[side]
+    return masks
+
+
+def _valid(mask: Tensor, hides: bool) -> Tensor:
+    """1 where a mask leaves a token. `hides`: torch's own convention, True = padding. One of real numbers may be added
+    to the logits: 0 = token."""
+    if mask.is_floating_point():
+        return mask == 0 if hides or bool((mask < 0).any()) else mask
+    return mask == 0 if hides else mask
+
+
+def valid_spans(mask: Tensor | None, length: int) -> list[Span] | None:
+    """The valid positions of each row of a padding mask [B, length]; None without padding.
+
+    Raises ValueError for a mask with holes, or with an empty row.
+    """
+    if mask is None:
+        return None
+    valid = mask[:, -length:] != 0
+    if bool(valid.all()):
+        return None
+    count = valid.sum(1)
+    starts = valid.int().argmax(1)
+    ends = valid.shape[1] - valid.flip(1).int().argmax(1)
+    if bool((count == 0).any()) or bool((ends - starts != count).any()):
+        raise ValueError("an attention_mask with holes, or of a sequence without any token")
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Side:
+    """The valid positions of each sequence, of `length` positions in all; `spans` None: all of them."""
+
+    spans: list[Span] | None
+    length: int
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The padding of one batch: what each mask that was given says, by OWN, TARGET and MEMORY."""
+
+    sides: dict[str, Side] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, masks: Mapping[str, Tensor]) -> Padding:
+        """What these masks say. Raises as `valid_spans`."""
+        return cls({name: Side(valid_spans(mask, mask.shape[1]), mask.shape[1]) for name, mask in masks.items()})
+
+    @property
+    def any(self) -> bool:
+        """Whether some position is padding."""
+        return any(side.spans is not None for side in self.sides.values())
+
+    def cuts(self, name: str, place: str, among: Collection[str]) -> list[Cut] | None:
+        """How an attention call is cut into its sequences; None where it holds no padding.
+
+        `name`: the call's, for errors. `place`: `side_of` its module. `among`: those of all calls of the pass. Raises
+        SinkscopeError where none can tell whose padding a mask shows.
+        """
+        if not self.any:
+            return None
+        queries, keys = (self._first(masks) for masks in _masks_of(name, place, among))
+        spans = [side.spans for side in (queries, keys) if side is not None and side.spans is not None]
+        if not spans:
+            return None
+        return [Cut(row, _at(queries, row), _at(keys, row)) for row in range(len(spans[0]))]
+
+    def alike(self, name: str, place: str, before: Collection[str], after: Collection[str]) -> bool:
+        """Whether a call is cut alike among these calls and among those. Arguments as in `cuts`, which raises alike."""
+        first, second = (tuple(map(self._first, _masks_of(name, place, among))) for among in (before, after))
+        return first == second
+
+    def _first(self, names: tuple[str, ...]) -> Side | None:
+        return next((self.sides[name] for name in names if name in self.sides), None)
+
+
+def _at(side: Side | None, row: int) -> tuple[Span, int] | None:
+    return None if side is None or side.spans is None else (side.spans[row], side.length)
+
+
+def _masks_of(name: str, place: str, among: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The masks of a call's queries and of its keys, each the first that was given."""
+    if place == "signal":  # a tower of pictures or sound beside the text, whose mask is not its own
+        return ((OWN,), (OWN,)) if set(among) == {"signal"} else ((), ())
+    if "cross" not in among:
+        return ((TARGET, OWN),) * 2 if place == "decoder" else ((OWN,),) * 2
+    if not {"encoder", "decoder"} & set(among):  # text that reads pictures, or a decoder alone
+        return (TARGET, OWN), (MEMORY,) if place == "cross" else (TARGET, OWN)
+    sides = {
+        "encoder": ((OWN,), (OWN,)),
+        "decoder": ((TARGET,), (TARGET,)),
+        "cross": ((TARGET,), (MEMORY, HUGGING_FACE)),
+    }
+    if place not in sides:
+        raise SinkscopeError(
+            f"{name} attends beside an encoder and a decoder: whether their padding masks are its own cannot be told; "
+            "give sequences of equal length"
+        )
+    return sides[place]

@@ -1,0 +1,249 @@
+"""sinkscope.watch on padded batches: whose padding a mask shows, held against the models' own maps of valid tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiers import slow_but
+from torch import Tensor, nn
+
+import sinkscope
+from sinkscope import Run
+
+WIDTH, HEADS, ROWS = 32, 2, 3
+
+
+def bart() -> Any:
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=60, d_model=WIDTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=HEADS,
+            decoder_attention_heads=HEADS, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+            decoder_start_token_id=1, forced_eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def t5() -> Any:
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=60, d_model=WIDTH, d_kv=16, d_ff=64, num_layers=1, num_decoder_layers=1, num_heads=HEADS,
+            decoder_start_token_id=1,
+        )
+    )  # fmt: skip
+
+
+PATHS = {
+    bart: ("model.encoder.layers.0.self_attn", "model.decoder.layers.0.self_attn",
+           "model.decoder.layers.0.encoder_attn"),
+    t5: ("encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
+         "decoder.block.0.layer.1.EncDecAttention"),
+}  # fmt: skip
+
+
+def sharp(make: Callable[[], Any]) -> Any:
+    """A model whose attention is far from uniform, and that ends no sequence early."""
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(10)
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    return model
+
+
+def padded(length: int, valid: int, side: str) -> Tensor:
+    mask = torch.ones(ROWS, length, dtype=torch.long)
+    (mask[0, valid:] if side == "right" else mask[0, : length - valid]).zero_()
+    return mask
+
+
+def mass(maps: Tensor, queries: Tensor, keys: Tensor) -> np.ndarray:
+    """bos_mass of each head, mean over sequences, of maps [B, H, Tq, Tk] without the padding of either side."""
+    cut = [each[:, queries[row].bool()][:, :, keys[row].bool()] for row, each in enumerate(maps.double())]
+    return np.asarray(torch.stack([each[:, 1:, 0].mean(1) for each in cut]).mean(0))
+
+
+def holds(run: Run, path: str, expected: np.ndarray) -> None:
+    measured = run.heads[run.heads["module"] == path].sort_values("head")["bos_mass"]
+    np.testing.assert_allclose(measured, expected, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("make", [bart, t5])
+@pytest.mark.parametrize("lengths", slow_but(["7 7", "9 6"], "7 7"))
+@pytest.mark.parametrize("target", slow_but(["whole", "padded"], "padded"))
+def test_each_side_of_an_encoder_decoder_has_its_own_padding(
+    make: Callable[[], Any], lengths: str, target: str
+) -> None:
+    model, (first, second) = sharp(make), map(int, lengths.split())
+    generator = torch.Generator().manual_seed(1)
+    ids, answers = (torch.randint(3, 60, (ROWS, length), generator=generator) for length in (first, second))
+    masks = [padded(first, 4, "right"), padded(second, 6 if target == "whole" else 5, "right")]
+    given = {"input_ids": ids, "attention_mask": masks[0], "decoder_input_ids": answers}
+    if target == "padded":
+        given["decoder_attention_mask"] = masks[1]
+    else:
+        masks[1] = torch.ones_like(answers)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(**given)
+    run = seen.run()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(**given, output_attentions=True)
+    encoder, decoder, cross = PATHS[make]
+    holds(run, encoder, mass(maps.encoder_attentions[0], masks[0], masks[0]))
+    holds(run, decoder, mass(maps.decoder_attentions[0], masks[1], masks[1]))
+    holds(run, cross, mass(maps.cross_attentions[0], masks[1], masks[0]))
+    assert run.manifest.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("length", "valid", "side"),
+    slow_but([(9, 7, "right"), (9, 7, "left"), (6, 4, "right"), (9, 4, "right")], (6, 4, "right")),
+)
+def test_an_answer_to_padded_text_is_not_cut_as_the_text(length: int, valid: int, side: str) -> None:
+    model, mask = sharp(bart), padded(length, valid, side)
+    ids = torch.randint(3, 60, (ROWS, length), generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(3)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        written = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=True, top_k=0, temperature=3.0
+        )[:, :-1]
+    run = seen.run()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(input_ids=ids, attention_mask=mask, decoder_input_ids=written, output_attentions=True)
+    encoder, decoder, cross = PATHS[bart]
+    whole = torch.ones_like(written)
+    holds(run, encoder, mass(maps.encoder_attentions[0], mask, mask))
+    holds(run, decoder, mass(maps.decoder_attentions[0], whole, whole))
+    holds(run, cross, mass(maps.cross_attentions[0], whole, mask))
+
+
+@pytest.mark.parametrize("lengths", slow_but(["7 7", "9 7"], "7 7"))
+@pytest.mark.parametrize("masked", slow_but(["target", "memory", "both"], "both"))
+def test_torch_s_own_transformer(lengths: str, masked: str) -> None:
+    """Its cross-attention reads padding unless `memory_key_padding_mask` hides it."""
+    torch.manual_seed(0)
+    model = nn.Transformer(WIDTH, HEADS, 1, 1, 64, dropout=0.0, batch_first=True).eval()
+    first, second = map(int, lengths.split())
+    source, target = (torch.randn(ROWS, length, WIDTH) * 3 for length in (first, second))
+    masks = [padded(first, 5, "right"), padded(second, 4, "right")]
+    hidden = [mask == 0 for mask in masks]
+    given: dict[str, Any] = {"src_key_padding_mask": hidden[0]}
+    shown = [torch.ones_like(masks[1]), torch.ones_like(masks[0])]
+    if masked != "memory":
+        given["tgt_key_padding_mask"], shown[0] = hidden[1], masks[1]
+    if masked != "target":
+        given["memory_key_padding_mask"], shown[1] = hidden[0], masks[0]
+    maps: dict[str, Tensor] = {}
+
+    def keep(path: str, attend: nn.MultiheadAttention) -> Callable[..., Any]:
+        forward = attend.forward
+
+        def kept(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Any:
+            result = forward(query, key, value, **kwargs | {"need_weights": True, "average_attn_weights": False})
+            maps[path] = result[1]
+            return result
+
+        return kept
+
+    with sinkscope.watch(model) as seen:
+        model(source, target, **given)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            module.forward = keep(path, module)  # type: ignore[method-assign]
+    with torch.enable_grad():  # else an encoder layer takes its fast path, which calls no module
+        model(source, target, **given)
+    run = seen.run()
+    maps = {path: each.detach() for path, each in maps.items()}
+    holds(run, "encoder.layers.0.self_attn", mass(maps["encoder.layers.0.self_attn"], masks[0], masks[0]))
+    holds(run, "decoder.layers.0.self_attn", mass(maps["decoder.layers.0.self_attn"], shown[0], shown[0]))
+    cross = "decoder.layers.0.multihead_attn"
+    holds(run, cross, mass(maps[cross], shown[0], shown[1]))
+    assert run.heads.loc[run.heads["module"] == cross, "stream"].eq("cross").all()
+
+
+def test_pictures_beside_padded_text_are_read_whole() -> None:
+    common = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": HEADS}
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(
+        text_config={**common, "vocab_size": 60, "max_position_embeddings": 20, "eos_token_id": 59},
+        vision_config={**common, "image_size": 16, "patch_size": 8},
+    )
+    model = transformers.CLIPModel(config).eval()
+    ids, pixels = torch.randint(3, 60, (ROWS, 5)), torch.randn(ROWS, 3, 16, 16)  # as many tokens as patches and one
+    given = {"input_ids": ids, "pixel_values": pixels, "attention_mask": padded(5, 3, "right")}
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(**given)
+    run = seen.run()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(**given, output_attentions=True)
+    mask, whole = given["attention_mask"], torch.ones(ROWS, 5)
+    holds(run, "text_model.encoder.layers.0.self_attn", mass(maps.text_model_output.attentions[0], mask, mask))
+    holds(run, "vision_model.encoder.layers.0.self_attn", mass(maps.vision_model_output.attentions[0], whole, whole))
+    assert run.manifest.warnings == [], "is_causal, which CLIP passes, is known"
+
+
+class Attention(nn.Module):
+    """Weights that the module itself forms, after `more` learned vectors."""
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads = HEADS
+        self.more = nn.Parameter(torch.randn(1, more, WIDTH))
+        self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        rows, added = len(x), self.more.shape[1]
+        x = torch.cat([self.more.expand(rows, -1, -1), x], 1)
+        hidden = torch.nn.functional.pad(mask == 0, (added, 0))[:, None, None]
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.out_proj((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.attn = Attention(more)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.attn(x, attention_mask)  # type: ignore[no-any-return]
+
+
+def test_a_mask_that_is_shorter_than_a_map_is_no_guess() -> None:
+    """Three learned vectors stand before the text: the mask's positions are not the map's."""
+    model, x, mask = Model(3).eval(), torch.randn(ROWS, 7, WIDTH), padded(7, 5, "right")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, attention_mask=mask)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"3 x 10 queries for 3 padded sequences of 7: padding cannot"):
+        seen.run()
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_torch_s_masks_hide_by_true_or_by_minus_infinity(kind: str) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+            return self.attend(x, x, x, key_padding_mask=src_key_padding_mask)[0]  # type: ignore[no-any-return]
+
+    model, x, mask = Layer().eval(), torch.randn(ROWS, 7, WIDTH) * 3, padded(7, 5, "right")
+    hidden = mask == 0
+    given = hidden if kind == "bool" else torch.zeros(ROWS, 7).masked_fill(hidden, -torch.inf)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, src_key_padding_mask=given)
+    with torch.no_grad():
+        maps = model.attend(x, x, x, key_padding_mask=hidden, average_attn_weights=False)[1]
+    holds(seen.run(), "attend", mass(maps, mask, mask))

@@ -1,0 +1,193 @@
+"""sinkscope.watch in programs that call a model in unusual ways: windows, repeats, checkpoints, pieces of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import sinkscope
+
+WIDTH, HEADS = 32, 4
+
+
+class Attention(nn.Module):
+    """Bidirectional, through torch's function; `own`: by two products, after which `gate` is written into."""
+
+    def __init__(self, own: bool = False, gate: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.own, self.gate = HEADS, own, gate
+        self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        if not self.own:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+            if self.gate:
+                {"v": v, "k": k}[self.gate].mul_(10)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def vectors(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, length, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def mass(attention: Attention, x: Tensor) -> np.ndarray:
+    """bos_mass of each head in float64, mean over sequences."""
+    q, k, _ = (
+        (x.double() @ attention.qkv.weight.double().mT + attention.qkv.bias).unflatten(-1, (3, HEADS, -1)).unbind(2)
+    )
+    logits = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    return np.asarray(logits.softmax(-1)[:, :, 1:, 0].mean((0, 2)).detach())
+
+
+class Windows(nn.Module):
+    """Attention in windows of eight, then over everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local, self.wide = Attention(), Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.reshape(-1, min(8, x.shape[1]), WIDTH)
+        return self.wide(x + self.local(windows).reshape(x.shape))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("lengths", [(8, 32), (32, 8)])
+def test_one_window_does_not_decide_for_several(lengths: tuple[int, int]) -> None:
+    """Where the whole sequence is one window, its map is whole: in the other pass `local` is not read."""
+    model = Windows().eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for length in lengths:
+            seen.label(str(length))
+            model(vectors(2, length))
+    run = seen.run()
+    assert set(zip(run.heads["domain"], run.heads["module"], strict=True)) == {
+        ("8", "local"), ("8", "wide"), ("32", "wide"),
+    }  # fmt: skip
+    short = run.heads[(run.heads["domain"] == "8") & (run.heads["module"] == "local")]
+    np.testing.assert_allclose(short["bos_mass"], mass(model.local, vectors(2, 8)), atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [(14, 9), (9, 14)])
+def test_a_module_reads_two_lengths_in_one_pass(lengths: tuple[int, int]) -> None:
+    class Twins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = Attention()
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.attend(a).mean(1) - self.attend(b).mean(1)  # type: ignore[no-any-return]
+
+    model, inputs = Twins().eval(), [vectors(2, length, length) for length in lengths]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(*inputs)
+    heads = seen.run().heads
+    for number, given in enumerate(inputs):
+        own = heads[heads["module"] == ("attend" if number == 0 else "attend[1]")]
+        np.testing.assert_allclose(own["bos_mass"], mass(model.attend, given), atol=1e-6)
+
+
+def test_the_watched_module_may_attend_itself() -> None:
+    model = Attention().eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(vectors(3, 12))
+    heads = seen.run().heads
+    np.testing.assert_allclose(heads["bos_mass"], mass(model, vectors(3, 12)), atol=1e-6)
+    assert heads["honor"].notna().all(), "its output projection is found"
+    whole = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    x = vectors(3, 12)
+    with torch.no_grad(), sinkscope.watch(whole) as seen:
+        whole(x, x, x, need_weights=False)
+    with torch.no_grad():
+        maps = whole(x, x, x, average_attn_weights=False)[1]
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], maps[:, :, 1:, 0].mean((0, 2)), atol=1e-6)
+
+
+def test_a_reset_measures_again_after_the_limit() -> None:
+    model = Attention().eval()
+    with torch.no_grad(), sinkscope.watch(model, limit=3) as seen:
+        for seed in range(4):
+            model(vectors(1, 12, seed))
+        assert seen.sequences == 3
+        seen.reset()
+        assert seen.sequences == 0
+        model(vectors(1, 12, 9))
+        assert seen.sequences == 1
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], mass(model, vectors(1, 12, 9)), atol=1e-6)
+    assert not model._forward_hooks
+    seen.reset()
+    assert not model._forward_hooks, "the block has ended"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Attention() for _ in range(2)])
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.options)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(("every", "limit", "measured"), [(1, None, 12), (2, None, 6), (1, 8, 8)])
+def test_what_a_backward_pass_computes_again_is_no_pass(
+    reentrant: bool, every: int, limit: int | None, measured: int
+) -> None:
+    model = Checkpointed(use_reentrant=reentrant).train()
+    with sinkscope.watch(model, every=every, limit=limit) as seen:
+        for seed in range(6):
+            model(vectors(2, 10, seed).requires_grad_()).square().mean().backward()
+    run = seen.run()
+    assert run.manifest.sequences_done == measured
+    assert set(run.heads["module"]) == {"blocks.0", "blocks.1"}
+    assert run.manifest.warnings == []
+
+
+@pytest.mark.parametrize("gate", ["k", "v"])
+def test_what_is_written_after_a_map_was_formed_is_not_read(gate: str) -> None:
+    """In inference mode torch counts no writes."""
+
+    def measured(gate: str) -> Any:
+        model = Attention(own=True, gate=gate).eval()
+        with torch.inference_mode(), sinkscope.watch(model) as seen:
+            model(vectors(2, 12))
+        return seen.run().heads
+
+    written, plain = measured(gate), measured("")
+    assert written["k_norm_first"].notna().all()
+    for column in ("bos_mass", "avvn", "k_norm_first", "honor"):
+        np.testing.assert_array_equal(written[column], plain[column], err_msg=column)
+
+
+def test_axes_of_a_video_do_not_stand_for_its_batch() -> None:
+    """Frames that attend to each other are folded windows, however many there are."""
+
+    class Axial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.space, self.wide = Attention(), Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows, frames, places = x.shape[:3]
+            x = x + self.space(x.reshape(rows * frames, places, WIDTH)).reshape(x.shape)
+            return self.wide(x.reshape(rows, frames * places, WIDTH))  # type: ignore[no-any-return]
+
+    model = Axial().eval()
+    for rows in (1, 2, 4):
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(torch.randn(rows, 4, 6, WIDTH))
+        run = seen.run()
+        assert set(run.heads["module"]) == {"wide"}
+        assert run.manifest.sequences_done == rows
