@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from sinkscope.comparison.levels import Changes, Listed, Pair, concatenated, dep
 from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
-from sinkscope.runs.per_sequence import LEVELS, chosen_metrics, domains, metric_names, same_text
+from sinkscope.runs.per_sequence import LEVELS, PLACE, chosen_metrics, domains, metric_names, same_text
 from sinkscope.runs.showing import ShownComparison
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def compare(
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
     names = _comparable(a, b, names, bool(metrics), notes)
     _check_margins(equivalence_margin or {}, names)
-    same = _shape(a) == _shape(b)
+    same = sorted(_shape(a, [in_a for in_a, _, _ in pairs])) == sorted(_shape(b, [in_b for _, in_b, _ in pairs]))
+    notes += _without_partner(a, b, pairs, same)
     if not same:
         notes.append(
             f"different shapes ({describe_shape(a)} against {describe_shape(b)}): heads cannot be matched; "
@@ -145,8 +146,10 @@ def compare(
     changes = head_changes(a, b, pairs, paired) if same else Changes()
     layered = [name for name in names if not _is_one(name)]
     depths = pd.DataFrame() if same else concatenated([depth_rows(a, b, pair, layered, paired) for pair in pairs])
+    of_a = _facts(a, [(in_a, count) for in_a, _, count in pairs])
+    of_b = _facts(b, [(in_b, count) for _, in_b, count in pairs])
     return Comparison(
-        _facts(a), _facts(b), paired, same, names, tables["head"], tables["layer"], tables["summary"],
+        of_a, of_b, paired, same, names, tables["head"], tables["layer"], tables["summary"],
         changes.held, changes.within_noise, [*notes, *changes.notes], depths, massive_rows(a, b),
         sink_token_rows(a, b, pairs),
     )  # fmt: skip
@@ -199,7 +202,7 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
         shared = [data.domain for data in of_a if data.domain in {other.domain for other in of_b}]
         if not shared:
             raise SinkscopeError(f"the runs share no dataset: {_names(of_a)} against {_names(of_b)}")
-        return [(name, name, None) for name in shared], notes
+        return [(name, name, None) for name in shared], [*notes, *_not_compared(of_a, of_b, shared, shared)]
     pairs, partners = [], same_text(of_a, of_b)
     for data in of_a:
         in_b = partners.get(data.domain)
@@ -209,8 +212,52 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
                  for run, d in ((a, data.domain), (b, in_b))]  # fmt: skip
         if sizes[0] != sizes[1]:
             notes.append(f"{data.domain}: one run was interrupted; its first {min(sizes)} sequences are compared")
+        if in_b != data.domain:
+            notes.append(f"{data.domain} of A is compared with {in_b} of B, which has the same token sequences")
         pairs.append((data.domain, in_b, min(sizes)))
-    return pairs, notes
+    return pairs, [*notes, *_not_compared(of_a, of_b, *zip(*(pair[:2] for pair in pairs), strict=True))]
+
+
+def _not_compared(
+    of_a: list[DomainFacts], of_b: list[DomainFacts], in_a: Sequence[str], in_b: Sequence[str]
+) -> list[str]:
+    """A note on each run's domains that are not among those compared."""
+    notes = []
+    for side, every, compared in (("A", of_a, in_a), ("B", of_b, in_b)):
+        alone = [data.domain for data in every if data.domain not in compared]
+        if alone:
+            notes.append(f"only {side} has {', '.join(alone)}: not compared")
+    return notes
+
+
+def _without_partner(a: Run, b: Run, pairs: list[Pair], same: bool) -> list[str]:
+    """A note on each pair of domains of which one run measured heads, or streams where the shapes differ, that the
+    other did not. Raises SinkscopeError where they share none."""
+    notes, shared = [], 0
+    for in_a, in_b, _ in pairs:
+        keys = PLACE["head" if same else "summary"]
+        own, other = (_places(run, domain, keys) for run, domain in ((a, in_a), (b, in_b)))
+        shared += len(own & other)
+        alone = [
+            f"{side}'s {_named(places, same)}" for side, places in (("A", own - other), ("B", other - own)) if places
+        ]
+        if alone:
+            notes.append(f"{in_a}: {' and '.join(alone)} were not measured in the other run, so not compared")
+    if not shared:
+        sides = (sorted(set(run.sequences["stream"])) for run in (a, b))
+        named = " and ".join(f"{side} has {', '.join(streams)}" for side, streams in zip("AB", sides, strict=True))
+        raise SinkscopeError(f"the runs share no {'head' if same else 'stream'} that could be compared: {named}")
+    return notes
+
+
+def _places(run: Run, domain: str, keys: list[str]) -> set[tuple[Any, ...]]:
+    rows = run.sequences[(run.sequences["domain"] == domain) & run.sequences["head"].notna()]
+    return set(rows[keys].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _named(places: set[tuple[Any, ...]], heads: bool) -> str:
+    streams = ", ".join(sorted({str(place[0]) for place in places}))
+    return f"{len(places)} heads of {streams}" if heads else streams
 
 
 def why_not_paired(a: Run, b: Run, domain: str) -> str:
@@ -247,9 +294,13 @@ def _names(data: list[DomainFacts]) -> str:
     return ", ".join(entry.domain for entry in data)
 
 
-def _shape(run: Run) -> list[tuple[str, int, int]]:
-    """(stream, layer, heads) of every attention site."""
-    counts = run.heads.drop_duplicates(["stream", "layer", "module", "head"]).groupby(
+def _shape(run: Run, compared: Sequence[str] | None = None) -> list[tuple[str, int, int]]:
+    """(stream, layer, heads) of every attention site; of those that some of the domains measured, where these are
+    named."""
+    heads = run.heads
+    if compared is not None and "domain" in heads:
+        heads = heads[heads["domain"].isin(compared)]
+    counts = heads.drop_duplicates(["stream", "layer", "module", "head"]).groupby(
         ["stream", "layer", "module"], sort=False
     )
     return [(str(stream), int(layer), len(rows)) for (stream, layer, _), rows in counts]
@@ -269,15 +320,17 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: Run, compared: list[tuple[str, int | None]]) -> dict[str, Any]:
+    """`compared`: the domains that are compared, each with the number of its sequences; None = all."""
     model = run.manifest.model
+    counts = run.sequences.groupby("domain")["sequence"].nunique()
     return {
         "model": model.shown,
         "dtype": model.dtype,
         "device": model.device,
         "weights_sha256": model.weights_sha256,
         "shape": describe_shape(run),
-        "sequences": int(run.sequences.groupby("domain")["sequence"].nunique().sum()),
-        "data": [data.domain for data in domains(run)],
+        "sequences": sum(int(counts[domain]) if count is None else count for domain, count in compared),
+        "data": [domain for domain, _ in compared],
         "run": str(run.path) if run.path else None,
     }

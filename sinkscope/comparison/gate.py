@@ -12,7 +12,7 @@ from sinkscope.comparison.baseline import Baseline, Level, baseline_of
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
-from sinkscope.runs.per_sequence import same_text
+from sinkscope.runs.per_sequence import same_places, same_text
 from sinkscope.runs.statistics import beyond, false_discovery
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     pairs, same = [], same_text(now.facts.data, baseline.facts.data)
     for data in now.facts.data:
         reference = same.get(data.domain, data.domain)
-        if reference in wanted:
+        if reference in wanted and (data.domain in same or reference not in same.values()):
             pairs.append((data.domain, reference))
     missing = wanted - {reference for _, reference in pairs}
     if missing:
@@ -218,10 +218,7 @@ class _Judged:
 
 def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) -> _Judged:
     if not now.places.equals(then.places):
-        raise SinkscopeError(
-            f"the run has other layers or heads than the baseline ({len(now.places)} places at level {rule.level} "
-            f"against {len(then.places)}): write a new baseline"
-        )
+        now = _in_order(rule, domain, now, then)
     if rule.metric not in then.mean and rule.metric not in now.mean:
         raise SinkscopeError(f"neither the run nor the baseline holds {rule.metric} at level {rule.level}")
     if not same_text and min(now.count, then.count) < 2:
@@ -241,6 +238,26 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
         errors = (then.errors(rule.metric), then.counts(rule.metric), now.errors(rule.metric), now.counts(rule.metric))
         p = beyond(np.abs(b - a), allowed, *errors)
     return _Judged(rule, domain, now, a, b, allowed, p)
+
+
+def _in_order(rule: Rule, domain: str, now: Level, then: Level) -> Level:
+    """The run's level with its places in the baseline's order. Raises SinkscopeError where these are others."""
+    order = same_places(then.places, now.places)
+    if len(now.places) != len(then.places) or (order < 0).any():
+        raise SinkscopeError(
+            f"{domain}: the run has other layers or heads than the baseline ({_listed(now)} at level {rule.level} "
+            f"against {_listed(then)}): write a new baseline"
+        )
+    taken = ({name: values[order] for name, values in part.items()} for part in (now.mean, now.sem, now.fewer))
+    mean, sem, fewer = taken
+    return Level(then.places, mean, sem, now.count, fewer)
+
+
+def _listed(level: Level) -> str:
+    """How many places each stream has: `12 of text`."""
+    return ", ".join(
+        f"{count} of {stream}" for stream, count in level.places["stream"].value_counts(sort=False).items()
+    )
 
 
 def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:

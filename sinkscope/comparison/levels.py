@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.dormancy import parse_rule
-from sinkscope.runs.per_sequence import PLACE, cells
+from sinkscope.runs.per_sequence import PLACE, cells, not_shares, same_places
 from sinkscope.runs.statistics import (
     SIGNIFICANT,
     equivalence,
@@ -31,21 +31,23 @@ Pair = tuple[str, str, int | None]
 def level_rows(
     a: Run, b: Run, pair: Pair, level: str, names: list[str], paired: bool, margins: Mapping[str, float] | None = None
 ) -> pd.DataFrame:  # fmt: skip
-    """One row per (metric, place) of a pair of domains, with the columns of Comparison's tables.
+    """One row per (metric, place) of a pair of domains that both runs have, with the columns of Comparison's tables.
 
-    `names`: per-sequence metrics; those that a run lacks at this level are left out. Empty where the runs have
-    different places. `margins`: margins of equivalence by metric; without any, the columns on equivalence are left out.
+    `names`: per-sequence metrics; those that a run lacks at this level are left out. `margins`: margins of equivalence
+    by metric; without any, the columns on equivalence are left out.
     """
     first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
     shared = [name for name in first.names if name in second.names]
-    if len(first.places) != len(second.places):  # the runs have different streams: rows cannot be matched
+    partner = same_places(first.places, second.places)
+    matched = np.flatnonzero(partner >= 0)
+    if not len(matched):
         return pd.DataFrame()
-    frames = []
+    places, frames = first.places.iloc[matched].reset_index(drop=True), []
     for name in shared:
-        x = first.values[: pair[2], :, first.names.index(name)]
-        y = second.values[: pair[2], :, second.names.index(name)]
+        x = first.values[: pair[2], matched, first.names.index(name)]
+        y = second.values[: pair[2], partner[matched], second.names.index(name)]
         result = paired_difference(x, y) if paired else welch_difference(x, y)
-        rows = first.places.assign(
+        rows = places.assign(
             metric=name, a=result.a, b=result.b, difference=result.difference, sem=result.sem,
             low=result.low, high=result.high, p=result.p, q=false_discovery(result.p),
         )  # fmt: skip
@@ -106,9 +108,15 @@ def head_changes(a: Run, b: Run, pairs: list[Pair], paired: bool) -> Changes:
     one_column = rules[0].column == rules[1].column
     if not one_column:
         changes.notes.append("the dormant rules name different columns, so changes of dormancy are not listed")
+    scores = [not_shares(run) for run in (a, b)]
+    for side, unjudged in zip("AB", scores, strict=True):
+        if unjudged:
+            names = ", ".join(sorted({score for found in unjudged.values() for score in found}))
+            changes.notes.append(f"{side} has {names} in softmax's place: its sinks are not judged by a threshold")
     for pair in pairs:
         rows = level_rows(a, b, pair, "head", ["sink_score"], paired)
         if len(rows):
+            rows = rows[~rows["stream"].isin({*scores[0], *scores[1]})].reset_index(drop=True)
             before, after = rows["a"] > asked_a.epsilon, rows["b"] > asked_b.epsilon
             changes.add("gained_sink", rows, ~before & after, keys)
             changes.add("lost_sink", rows, before & ~after, keys)

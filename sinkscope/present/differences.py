@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sinkscope.comparison.levels import parting
 from sinkscope.present.numbers import change, fixed, is_missing, probability, significant
 from sinkscope.present.text import printable, token_text
@@ -14,6 +16,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sinkscope.comparison.compare_runs import Comparison
+
+
+def largest(rows: pd.DataFrame) -> float:
+    """The largest finite difference of heads, in absolute value; 0 where there is none."""
+    sizes = rows["difference"].abs()
+    return float(sizes[np.isfinite(sizes)].max()) if np.isfinite(sizes).any() else 0.0
+
+
+def no_difference(rows: pd.DataFrame) -> str:
+    """What is said of a metric where `largest` is 0."""
+    there, endless = int(rows["difference"].notna().sum()), int(np.isinf(rows["difference"]).sum())
+    if not there:
+        return "no head has a value in both runs"
+    if endless:
+        return f"infinite in one run in {endless} heads, no difference in the others"
+    return f"no difference in any {'head' if there == len(rows) else f'of the {there} heads with a value in both runs'}"
 
 
 def partings(result: Comparison) -> list[str]:

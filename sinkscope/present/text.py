@@ -23,10 +23,15 @@ def printable(text: str) -> str:
         if text.isprintable()
         else "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     )
-    start = len(shown) - len(shown.lstrip())
-    if shown.startswith(("::", "##["), start):
-        shown = f"{shown[:start]}\\x{ord(shown[start]):02x}{shown[start + 1 :]}"
-    return shown
+    return no_command(shown)
+
+
+def no_command(line: str) -> str:
+    """A line that no CI runner takes for a command, also where a break put its sign at the start."""
+    start = len(line) - len(line.lstrip())
+    if line.startswith(("::", "##["), start):
+        return f"{line[:start]}\\x{ord(line[start]):02x}{line[start + 1 :]}"
+    return line
 
 
 WIDTH = 80
@@ -48,7 +53,7 @@ def wrapped(text: str, width: int = WIDTH, first: str = "", rest: str | None = N
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+    return [no_command(line.replace("\N{NO-BREAK SPACE}", " ")) for line in lines]
 
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[num]?s|min|h|[KMGT]i?B|x)(?!\w))")

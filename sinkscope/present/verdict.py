@@ -15,22 +15,35 @@ if TYPE_CHECKING:
 def where(verdict: Verdict) -> list[str]:
     """The first layer that moved, what moved in it, how many heads moved in all, and the worst place."""
     breaches = verdict.breaches
-    layers = [breach.layer for breach in breaches if breach.layer is not None]
-    if not layers:
+    placed = [breach for breach in breaches if breach.layer is not None]
+    if not placed:
         return []
-    first = min(layers)
-    metrics = dict.fromkeys(breach.metric for breach in breaches if breach.layer == first)
-    places = {
-        (breach.domain, breach.stream, breach.layer, breach.head) for breach in breaches if breach.head is not None
-    }
-    worst = by_size([breach for breach in breaches if breach.layer is not None])[0]
-    heads = (
-        f"{len(places)} head{'s' * (len(places) != 1)} moved in {len(set(layers))} layer{'s' * (len(set(layers)) != 1)}"
-    )
+    first = first_layer(placed)
+    metrics = dict.fromkeys(breach.metric for breach in placed if layer_of(breach) == first)
+    layers = {layer_of(breach) for breach in placed}
+    heads = {(*layer_of(breach), breach.head) for breach in placed if breach.head is not None}
+    worst = by_size(placed)[0]
+    moved = f"{len(heads)} head{'s' * (len(heads) != 1)} moved in {len(layers)} layer{'s' * (len(layers) != 1)}"
     return [
-        f"first moved: layer {first} ({', '.join(metrics)}); {heads}",
+        f"first moved: layer {_named(first, layers)} ({', '.join(metrics)}); {moved}",
         f"worst: {worst.metric} at {printable(worst.place)}{times_allowed(worst)}",
     ]
+
+
+def layer_of(breach: Breach) -> tuple[str, int | None]:
+    """The layer of a breach: a stream and a number."""
+    return breach.stream, breach.layer
+
+
+def first_layer(placed: list[Breach]) -> tuple[str, int | None]:
+    """The first layer among breaches that have one; of several streams, that of the first of these breaches."""
+    return layer_of(min(placed, key=lambda breach: breach.layer or 0))
+
+
+def _named(layer: tuple[str, int | None], among: set[tuple[str, int | None]]) -> str:
+    """A layer's number, with its stream where the breaches are in several."""
+    several = len({stream for stream, _ in among}) > 1
+    return f"{layer[1]} of {printable(layer[0])}" if several else str(layer[1])
 
 
 def times_allowed(breach: Breach) -> str:
@@ -147,8 +160,11 @@ def markdown_verdict(verdict: Verdict) -> str:
 
 def _first_layer(verdict: Verdict) -> list[str]:
     """A line that names the first layer with a breach: what moved there moves the layers after it."""
-    layers = [breach.layer for breach in verdict.breaches if breach.layer is not None]
-    return [f"First layer that moved: {min(layers)}.", ""] if layers else []
+    placed = [breach for breach in verdict.breaches if breach.layer is not None]
+    if not placed:
+        return []
+    named = _named(first_layer(placed), {layer_of(breach) for breach in placed})
+    return [f"First layer that moved: {markdown_cell(named)}.", ""]
 
 
 def junit_xml(verdict: Verdict) -> bytes:

@@ -15,6 +15,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import by_old_alpha, mixed, table_columns
 from sinkscope.runs.papers import PublishedNumber, Setting, kind_of_text, numbers_of
+from sinkscope.runs.per_sequence import not_shares
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.words import says_nothing
 
@@ -133,7 +134,7 @@ def _identity(run: Run, name: str, data: DomainFacts) -> dict[str, Any]:
 
 def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     """How much attention the first token gets. Unnormalised weights in a softmax's place are no shares: missing."""
-    scores = sorted({site.score for site in entry.run.manifest.attention if site.stream == entry.stream})
+    scores = not_shares(entry.run).get(entry.stream, ["softmax"])
     values = {
         "tokens": summary.tokens_per_sequence, "sequences": summary.sequences, "layers": summary.layers,
         "heads": summary.heads, "attention": ", ".join(scores) or None, "dormant": summary.dormant.count,

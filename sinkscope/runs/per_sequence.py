@@ -62,6 +62,25 @@ def same_text(own: Sequence[Known], others: Sequence[Known]) -> dict[str, str]:
     return pairs
 
 
+def same_places(own: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
+    """For each place (a row of Cells.places), the row of `others` that is the same place; -1 where none is.
+
+    Raises SinkscopeError where `others` holds a place twice.
+    """
+    index = pd.MultiIndex.from_frame(others)
+    if not index.is_unique:
+        raise SinkscopeError("a run holds a head twice: it is damaged, or of an older sinkscope; measure it again")
+    return np.asarray(index.get_indexer(pd.MultiIndex.from_frame(own)))
+
+
+def not_shares(run: Run) -> dict[str, list[str]]:
+    """The scores other than softmax, by the streams that have some: what stands in bos_mass there is no share of 1."""
+    scores: dict[str, set[str]] = {}
+    for site in run.manifest.attention:
+        scores.setdefault(site.stream, set()).add(site.score)
+    return {stream: sorted(names) for stream, names in scores.items() if names != {"softmax"}}
+
+
 def metric_names(run: Run) -> tuple[list[str], list[str]]:
     """Names of the head metrics and of the layer metrics that have a value in the table of sequences."""
     table = run.sequences

@@ -56,7 +56,8 @@ class Difference:
 
 def paired_difference(a: np.ndarray, b: np.ndarray) -> Difference:
     """Paired t-test of b - a along the first axis, [N, ...]; leaves out sequences where either value is missing."""
-    gaps = b - a
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(a == b, 0.0, b - a)  # infinity beside infinity: a ratio over 0 in both
     present = ~np.isnan(gaps)
     error = sem(gaps)
     a, b = np.where(present, a, np.nan), np.where(present, b, np.nan)
@@ -82,7 +83,10 @@ def from_moments(
     """Welch's t-test from means, standard errors and counts, with Satterthwaite's degrees of freedom."""
     va, vb = np.asarray(a_sem, float) ** 2, np.asarray(b_sem, float) ** 2
     freedom = _freedom(va, a_count, vb, b_count)
-    return _tested(np.asarray(a, float), np.asarray(b, float), b - a, np.sqrt(va + vb), freedom)
+    first, second = np.asarray(a, float), np.asarray(b, float)
+    with np.errstate(invalid="ignore"):
+        difference = np.where(first == second, 0.0, second - first)
+    return _tested(first, second, difference, np.sqrt(va + vb), freedom)
 
 
 def _freedom(va: np.ndarray, a_count: np.ndarray, vb: np.ndarray, b_count: np.ndarray) -> np.ndarray:

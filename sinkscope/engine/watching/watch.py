@@ -109,10 +109,16 @@ class Watch:
         return self._checkpoint.name
 
     def label(self, name: str) -> None:
-        """Begins a condition: the sequences that begin from here on are the domain `name` of the run."""
+        """Begins a condition: the sequences that begin from here on are the domain `name` of the run.
+
+        Raises SinkscopeError for a name without a letter, which no table could show.
+        """
+        shown = str(name)
+        if not shown.strip() or shown != shown.encode("utf-8", "replace").decode("utf-8"):
+            raise SinkscopeError(f"label {shown!r}: a name that a table can show is needed")
         with self._listener.lock:
             self._close_all()
-            self._label = str(name)
+            self._label = shown
 
     def reset(self) -> None:
         """Forgets everything measured so far, and the sequences under way."""
@@ -160,7 +166,9 @@ class Watch:
             self._close_dead()
             if now.shares is not None:
                 return self._wants_some(now, now.shares)
-            wanted, self._current = self._turn(now.cache, now.before, "a cache that was filled outside the watch")
+            wanted, self._current = self._turn(
+                now.cache, now.before, "a cache that was filled outside the watch, or a copy of one,"
+            )
             now.idle = None if self._current is None else self._current.idle
             return wanted
 

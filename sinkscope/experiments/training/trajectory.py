@@ -17,7 +17,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.defaults import MOST
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import domains, not_shares
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.trajectory import step_folder
 from sinkscope.runs.schema.other_tables import TRAINING_TABLES
@@ -36,7 +36,8 @@ def trajectory_rows(run: Run, step: int) -> pd.DataFrame:
     """The rows of trajectory.csv for the run of one training step.
 
     Heads: sink_score, bos_mass and entropy. Layers: mean_bos_mass, norm_ratio and inf_norm. Model: sink_rate (percent,
-    at the run's epsilon), bos_mass, sink_score and entropy as summary.json holds them, dormant (number of heads).
+    at the run's epsilon; empty where attention is no softmax), bos_mass, sink_score and entropy as summary.json holds
+    them, dormant (number of heads).
     """
     only = domains(run)[0].domain
     parts = [_of_model(run, only)]
@@ -47,13 +48,13 @@ def trajectory_rows(run: Run, step: int) -> pd.DataFrame:
 
 
 def _of_model(run: Run, only: str) -> pd.DataFrame:
-    epsilon = f"{run.manifest.request.epsilon:g}"
+    epsilon, unjudged = f"{run.manifest.request.epsilon:g}", not_shares(run)
     answers = {name: answer.streams for name, answer in run.summary.domains.items()} or {only: run.summary.streams}
     rows: list[dict[str, Any]] = []
     for domain, streams in answers.items():
         for stream, summary in streams.items():
             place = {"domain": domain, "stream": stream, "level": "model", "layer": None, "head": None}
-            rate = summary.sink_rate_percent[epsilon].T
+            rate = None if stream in unjudged else summary.sink_rate_percent[epsilon].T
             rows.append(place | {"metric": "sink_rate", "value": np.nan if rate is None else rate, "sem": np.nan})
             rows.append(place | {"metric": "dormant", "value": float(summary.dormant.count), "sem": np.nan})
             for name in ("bos_mass", "sink_score", "entropy"):
@@ -77,9 +78,12 @@ def emergence(trajectory: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     first, last: sink_score at the first and at the last step. emerged: the first step from which on sink_score exceeds
     `epsilon` at every later step; empty where it does not at the last one. half_rise: the first step from which on
     sink_score stays at or above the middle between `first` and `last`. largest_gain: the share of the rise (last -
-    first) that the steepest interval between two measured steps holds. shape: `start` where the sink was there at the
-    first step, `jump` where largest_gain is 0.8 or more, else `ramp`. All but `first` and `last` are empty for heads
-    without a sink at the last step. The steps are those that were measured: what lies between is not seen. Ours.
+    first) that the steepest interval between two measured steps holds. shape: `start` where the sink was there at
+    every step, `returned` where it was there, was lost and came back, `jump` where largest_gain is 0.8 or more, else
+    `ramp`.
+    half_rise and largest_gain are empty but for `jump` and `ramp`; all three are empty where a step has no score. All
+    but `first` and `last` are empty for heads without a sink at the last step. The steps are those that were measured:
+    what lies between is not seen. Ours.
     """
     scores = trajectory[(trajectory["level"] == "head") & (trajectory["metric"] == "sink_score")]
     keys = ["domain", "stream", "layer", "head"]
@@ -100,6 +104,10 @@ def _emergence_of(steps: np.ndarray, scores: np.ndarray, epsilon: float) -> dict
     row["emerged"] = steps[emerged]
     if emerged == 0:
         return row | {"shape": "start"}
+    if scores[0] > epsilon:
+        return row | {"shape": "returned"}
+    if np.isnan(scores).any():
+        return row
     rise = scores[-1] - scores[0]
     half = _stays(scores >= scores[0] + rise / 2)
     gain = float(np.diff(scores).max() / rise)
@@ -236,4 +244,5 @@ def tables(runs: Mapping[int, Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     check_alike(runs)
     epsilon = next(iter(runs.values())).manifest.request.epsilon
     trajectory = pd.concat([trajectory_rows(run, step) for step, run in sorted(runs.items())], ignore_index=True)
-    return trajectory, emergence(trajectory, epsilon)
+    unjudged = {stream for run in runs.values() for stream in not_shares(run)}
+    return trajectory, emergence(trajectory[~trajectory["stream"].isin(unjudged)], epsilon)

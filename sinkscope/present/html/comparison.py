@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sinkscope.comparison.levels import parting
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.differences import equivalences, layers_between, partings, states
+from sinkscope.present.differences import equivalences, largest, layers_between, no_difference, partings, states
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.text import CHANGED, within_noise
@@ -41,8 +43,10 @@ def _lead(result: Comparison) -> str:
     if result.summary.empty:
         return ""
     row = result.summary.iloc[0]
+    where = _where(result.summary, row["domain"], row["stream"])
     ends = interval(row["low"], row["high"])
-    said = f"From A to B: mean {row['metric']} {significant(row['a'])} to {significant(row['b'])}"
+    said = f"From A to B{f' on {where}' if where else ''}: mean {row['metric']} {significant(row['a'])} to "
+    said += significant(row["b"])
     said += f" (95 % interval of the difference {ends})"
     counts = [f"{len(heads)} {CHANGED[name]}" for name, heads in result.changes.items() if heads]
     changed = (
@@ -100,13 +104,13 @@ def _maps(result: Comparison, dense: bool) -> list[dict[str, Any]]:
     for (domain, stream, metric), rows in result.heads.groupby(["domain", "stream", "metric"], sort=False):
         where = _where(result.heads, domain, stream)
         label = f"difference of {metric}" + (f" on {where}" if where else "")
-        most = float(rows["difference"].abs().max())
+        most = largest(rows)
         if not most > 0:
-            maps.append({"caption": f"{label}: none in any head", "svg": "", "legend": ""})
+            maps.append({"caption": f"{label}: {no_difference(rows)}", "svg": "", "legend": ""})
             continue
         layers = list(dict.fromkeys(rows["layer"]))
         cells = [
-            Cell(layers.index(row["layer"]), int(row["head"]), row["difference"],
+            Cell(layers.index(row["layer"]), int(row["head"]), float(np.clip(row["difference"], -most, most)),
                  f"layer {row['layer']}, head {row['head']}: {significant(row['a'])} to {significant(row['b'])} "
                  f"({signed(row['difference'])}, q {probability(row['q'])})")
             for row in rows.to_dict("records")

@@ -84,7 +84,7 @@ def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
     column = find_column(run.manifest, name, "heads", *run.measured)
     span: tuple[float | None, float | None] = (None, None)
     if pd.api.types.is_float_dtype(heads[name]):
-        values = heads[name].dropna()
+        values = heads[name][np.isfinite(heads[name])]
         seen = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         span = FIXED.get(column.range if column else "", seen)
     unit, what = (column.unit, column.formula) if column else ("", "")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
 from sinkscope.present.colors import DIVERGING
-from sinkscope.present.differences import equivalences, partings, states
+from sinkscope.present.differences import equivalences, largest, no_difference, partings, states
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
 from sinkscope.present.text import CHANGED, printable, within_noise
@@ -34,10 +34,10 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
     if len(result.heads):
         metric = result.metrics[0] if result.metrics[0] in set(result.heads["metric"]) else result.heads["metric"][0]
         rows = result.heads[result.heads["metric"] == metric]
-        if (rows["difference"].abs() > 0).any():
+        if largest(rows) > 0:
             parts += _maps(rows, metric, width, color is not None)
         else:
-            parts.append(Text(f"\n{printable(metric)}: no difference in any head", style="bold"))
+            parts.append(Text(f"\n{printable(metric)}: {no_difference(rows)}", style="bold"))
         if (result.heads["difference"].abs() > 0).any():
             parts += [Text(), _strongest(result.heads, width)]
     if result.same_shape:
@@ -124,7 +124,7 @@ def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, wid
     layers = [MapRow(layer, part["difference"].tolist()) for layer, part in rows.groupby("layer", sort=False)]
     heads = max(len(layer.values) for layer in layers)
     wide = PLACES["layer"] + PLACES["value"] * heads <= width
-    most = float(all_rows["difference"].abs().max())
+    most = largest(all_rows)
     unit = 10.0 ** math.ceil(math.log10(most / 99))
     scale = f"in units of {unit:g}" if wide else f"+ - from {0.1 * most:.2g}, ▲ ▼ from {0.5 * most:.2g}"
     where = f" on {printable(str(keys[0]))}" if all_rows["domain"].nunique() > 1 else ""
@@ -143,6 +143,8 @@ def _map(rows: pd.DataFrame, metric: str, keys: Any, all_rows: pd.DataFrame, wid
 def _in_units(value: float, unit: float) -> str:
     if math.isnan(value):
         return "   -"
+    if math.isinf(value):
+        return "+inf" if value > 0 else "-inf"
     return "   ." if round(value / unit) == 0 else f"{round(value / unit):>+4d}"
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.colors import CIVIDIS, color_at, ink
+from sinkscope.present.text import no_command
 
 if TYPE_CHECKING:
     from sinkscope.runs.schema.stream import DormantHeads
@@ -116,7 +117,7 @@ def as_text(parts: Sequence[RenderableType], width: int, color: str | None) -> s
         highlight=False, markup=False, emoji=False, legacy_windows=False,
     )  # fmt: skip
     console.print(Group(*parts))
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+    return "".join(no_command(line.rstrip()) + "\n" for line in buffer.getvalue().splitlines())
 
 
 def terminal_style() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkscope.present.numbers import estimate
+from sinkscope.present.numbers import estimate, is_missing
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import next_command, printable, wrapped
 
@@ -59,7 +59,7 @@ def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
     for step in shown:
         values = model_rows[model_rows["step"] == step].set_index("metric")
         rows.append((
-            str(step), f"{values['value']['sink_rate']:.1f} %",
+            str(step), "-" if is_missing(rate := values["value"]["sink_rate"]) else f"{rate:.1f} %",
             estimate(values["value"]["sink_score"], values["sem"]["sink_score"], 3),
             estimate(values["value"]["bos_mass"], values["sem"]["bos_mass"], 3), f"{values['value']['dormant']:.0f}",
         ))  # fmt: skip
@@ -69,14 +69,17 @@ def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
 
 def _answer(emerged: pd.DataFrame, epsilon: float) -> str:
     last = emerged[emerged["emerged"].notna()]
+    if not len(emerged):
+        return "Sinks are not judged: what stands in softmax's place gives no shares that a threshold could fit."
     if not len(last):
         return f"No head has a sink at the last step (alpha_0 > {epsilon:g})."
     early = int((last["shape"] == "start").sum())
-    jumps, ramps = (int((last["shape"] == shape).sum()) for shape in ("jump", "ramp"))
+    jumps, ramps, back = (int((last["shape"] == shape).sum()) for shape in ("jump", "ramp", "returned"))
+    returned = f" In {back} it was there at the first step, was lost and came back." if back else ""
     return (
         f"At the last step, {len(last)} of {len(emerged)} heads have a sink (alpha_0 > {epsilon:g}). In {early} of "
-        f"these heads it was there at the first step, in {jumps} it came in a jump between two measured steps, and in "
-        f"{ramps} it came over more steps."
+        f"these heads it was there at every step, in {jumps} it came in a jump between two measured steps, and in "
+        f"{ramps} it came over more steps.{returned}"
     )
 
 

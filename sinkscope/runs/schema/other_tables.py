@@ -195,16 +195,19 @@ TRAINING_TABLES = {
                 ),
                 ColumnSchema(
                     "half_rise", "integer", "steps", "[0, inf)",
-                    "The first measured step from which on sink_score stays at or above (first + last) / 2.",
+                    "The first measured step from which on sink_score stays at or above (first + last) / 2. Empty, as "
+                    "largest_gain is, where shape is neither jump nor ramp.",
                 ),
                 ColumnSchema(
-                    "largest_gain", "number", "share", "[0, inf)",
+                    "largest_gain", "number", "share", "(0, inf)",
                     "The largest increase of sink_score between two successive measured steps, as a share of last - "
                     "first.",
                 ),
                 ColumnSchema(
                     "shape", "string", "", "",
-                    "start: the sink was there at the first step. jump: largest_gain is 0.8 or more. ramp: it is less.",
+                    "start: the sink was there at every step. returned: it was there at the first step, was lost and "
+                    "came back. jump: largest_gain is 0.8 or more. ramp: it is less. Empty where some step has no "
+                    "sink_score, or, as emerged is, where the sink is not there at the last step.",
                 ),
             ),
         ),
