@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.arms_job import RESULTS, Model, TextLoss, Written, prepared
+from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import with_options
 from sinkscope.cli.scan_job import free_folder, unfinished_folder
 
@@ -67,6 +68,7 @@ def ablate(
         return unfinished_folder(usual) if written.resume else free_folder(usual)
 
     job = replace(prepared("ablation", model, text, written, ABLATION_FOLDER, place), command="ablate")
+    import_libraries()
     from sinkscope.experiments.ablation import ablate as measure
     from sinkscope.present.figures.arms import draw_ablation
     from sinkscope.present.terminal.arms import render_ablation

@@ -41,8 +41,10 @@ def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
         return load_run(name)
     from sinkscope.cli.common import say
     from sinkscope.cli.early import check_early
+    from sinkscope.cli.libraries import import_libraries
 
     check_early([name], device=spot.device, dtype=spot.dtype, trust_remote_code=spot.trust_remote_code)
+    import_libraries()
     from sinkscope.engine.scan import scan_request
     from sinkscope.present.terminal.progress import progress_bar
     from sinkscope.runs.request import make_request

@@ -13,6 +13,7 @@ import typer
 
 from sinkscope.cli.common import INTERRUPTED, NO_DRY_RUN, DryRun, print_forecasts, say
 from sinkscope.cli.early import check_early
+from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class ArmsJob:
             )
             self.processes.on_main(lambda: print_forecasts([forecast], self.written.as_json))
             return
+        import_libraries()
         from sinkscope.experiments.arms.experiment import arms
 
         if self.processes.index == 0 and not (self.written.quiet or self.written.resume):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.cli.libraries import import_libraries
 from sinkscope.runs.folder import KEY, UNFINISHED
 from sinkscope.runs.whole import read_file
 
@@ -45,6 +46,7 @@ class ScanJob:
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
         resume = self.processes.on_main(partial(self._begin, model, target))
+        import_libraries()
         from sinkscope.engine.scan import Interrupted, scan_request
         from sinkscope.present.terminal.progress import progress_bar
 
