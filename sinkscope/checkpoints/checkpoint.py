@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
+from sinkscope.checkpoints.tensor_hash import tensors_sha256
 from sinkscope.checkpoints.weight_files import Hashing, Stamp, check_unchanged
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.signals import KindNames, VectorTask, task_of
@@ -67,6 +68,14 @@ class Checkpoint:
             self.facts["weights_sha256"] = self.hashing.joined(self.hashed)
             self.close()
             self.check_unchanged()
+
+    def identify(self) -> None:
+        """Puts the SHA-256 of a model object's numbers into the facts, so that what is kept is taken for no other's.
+
+        It reads all weights before the first batch. A thread beside the batches would save the time of one batch, after
+        which the hash is needed, and would read weights that accelerate moves meanwhile.
+        """
+        self.facts["tensors_sha256"] = tensors_sha256(self.model)
 
     def close(self) -> None:
         """Ends the thread that hashes the weights: nobody needs their hash any more."""

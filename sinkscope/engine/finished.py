@@ -12,7 +12,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
-from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.manifest import HASHES, Manifest
 
 
 def finished_or_shards(folder: str | Path, wanted: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
@@ -38,14 +38,17 @@ def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
     """The finished run in a folder; None where there is none, or where an unfinished scan is to replace it.
 
     `wanted`: the manifest of the scan that is asked for now. Raises SinkscopeError where another scan made the run: of
-    another model, over other sequences, or with other settings. It names the first difference.
+    another model, over other sequences, or with other settings. It names the first difference. It raises it too where
+    no hash tells whether the weights are the same.
     """
     target = Path(folder)
     if not finished(target) or (target / UNFINISHED).exists():
         return None
     run = load_run(target)
     new, old = _facts(wanted), _facts(run.manifest)
+    told = wanted.model.told and run.manifest.model.told
     recorded = {name for name, value in old["model"].items() if value is not None}  # sinkscope 0.1 recorded fewer
+    recorded |= {*HASHES} if told else set()
     for facts in (new, old):
         facts["model"] = {name: value for name, value in facts["model"].items() if name in recorded}
     if new["data"] == old["data"]:  # however they were asked for, the sequences are the same
@@ -55,6 +58,12 @@ def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
         raise SinkscopeError(
             f"{target} holds a finished run with another {first_difference(new, old, different)}; give another "
             "--out, or --force to replace it"
+        )
+    if not told:
+        raise SinkscopeError(
+            f"{target} holds a finished run, and nothing tells whether it is of this model: one of the two has no hash "
+            "of its weights, as a model object that was scanned without shards; give another --out, or --force to "
+            "replace it"
         )
     return run
 

@@ -114,7 +114,7 @@ def scan(
         self_check: compare one short sequence with the model's own eager attention first.
         shards: a folder that keeps every finished batch until the run is saved there. resume: continue from what an
             earlier scan of the same model, data and settings left there; the result is the same to the last bit. If
-            that scan is finished, its run is returned.
+            that scan is finished, its run is returned. A model object is told by the numbers in it.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same Run.
         strict: raise SinkscopeError, and measure nothing, where some attention of the model cannot be read or a keyword
@@ -181,6 +181,9 @@ def scan_request(
         check = check_loop(loop) if request.self_check else {"status": "skipped"}
         if strict:
             refuse_unread(loop.plan, check)
+        if shards is not None and not isinstance(model, str):
+            processes.run(checkpoint.identify)
+            processes.require_same(checkpoint.facts.get("tensors_sha256"))
         manifest = describe(loop, request, check)
         if shards is not None:
             run_or_shards = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))

@@ -36,7 +36,7 @@ from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file, sha256_of
 from sinkscope.runs.schema.base import plain, to_json
-from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.manifest import HASHES, Manifest
 
 NAME = re.compile(r"([0-9]{3,})-([0-9]{8,})")
 """The name of a shard: its domain and the number of its first sequence."""
@@ -82,9 +82,10 @@ def resume_key(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def measuring_code() -> str:
-    """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures."""
-    return _code_of(MEASURING)
+def measuring_code(*rooms: str) -> str:
+    """The first 16 digits of the SHA-256 over the source of every module that decides what a batch measures. `rooms`:
+    those that decide it beside MEASURING."""
+    return _code_of((*MEASURING, *rooms))
 
 
 @cache
@@ -141,6 +142,12 @@ class Unfinished:
             raise SinkscopeError(
                 f"{self.folder} holds an unfinished {self.WHAT} with another "
                 f"{first_difference(own, kept, different)}; give another --out, or --force to start anew"
+            )
+        model = own.get("model")
+        if isinstance(model, dict) and not any(model.get(name) for name in HASHES):
+            raise SinkscopeError(
+                f"{self.folder} holds an unfinished {self.WHAT}, and nothing tells whether it is of this model, whose "
+                "weights cannot be hashed; give another --out, or --force to start anew"
             )
 
 
@@ -318,9 +325,12 @@ def first_difference(own: Any, theirs: Any, names: list[str]) -> str:
     first, second = own.get(name), theirs.get(name)
     if isinstance(first, dict) and isinstance(second, dict):
         inner = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+        if not inner:  # one leaves out what the other calls null: an earlier state of this version wrote it
+            return name
         rest = first_difference(first, second, inner)
         return rest if name in ("request", "text") else f"{name}.{rest}"
-    told = ["the default" if value is None else str(value) for value in (second, first)]
+    absent = "none" if name.endswith("_sha256") else "the default"
+    told = [absent if value is None else str(value) for value in (second, first)]
     shown = [text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}" for text in told]
     return f"{name} ({shown[0]} there, {shown[1]} now)"
 

@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import TABLES, Scan, Tell
+from conftest import TABLES, Scan, Tell, make_model
 from forked import Kills
+from models import random_ids
 from random_share import share_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -394,6 +395,56 @@ def test_another_model_is_refused(tiny_folder: Path, copied: Path, tmp_path: Pat
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.weights_sha256"):
         _measure(copied, out, resume=True)
+
+
+def other_numbers(model: Any) -> Any:
+    """The same model with one number of one weight changed."""
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] += 1
+    return model
+
+
+def of_object(model: Any, out: Path, resume: bool = False) -> Run:
+    ids = random_ids(6, 20)
+    return sinkscope.scan(model, data=ids, batch_size=2, shards=out, resume=resume, self_check=False)
+
+
+def killed_scan_of(model: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Shards.write
+
+    def dying(self: Shards, *args: Any) -> None:
+        write(self, *args)
+        raise Killed
+
+    with monkeypatch.context() as killing, pytest.raises(Killed):
+        killing.setattr(Shards, "write", dying)
+        of_object(model, out)
+
+
+def test_another_model_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no files, and its name and sizes are the same: only its numbers tell."""
+    out = tmp_path / "run"
+    killed_scan_of(make_model(), out, monkeypatch)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished scan with another model\.tensors_sha256"):
+        of_object(other_numbers(make_model()), out, resume=True)
+    run = of_object(make_model(), out, resume=True)
+    run.save(out)
+    pd.testing.assert_frame_equal(run.heads, of_object(make_model(), tmp_path / "whole").heads, check_exact=True)
+    pd.testing.assert_frame_equal(of_object(make_model(), out, resume=True).heads, load_run(out).heads)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"finished run with another model\.tensors_sha256"):
+        of_object(other_numbers(make_model()), out, resume=True)
+
+
+def test_a_model_object_that_cannot_be_hashed_does_not_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured, and kept, but no other scan goes on with what may be another model's."""
+    out = tmp_path / "run"
+    monkeypatch.setattr("sinkscope.checkpoints.checkpoint.tensors_sha256", lambda model: None)
+    killed_scan_of(make_model(), out, monkeypatch)
+    with pytest.raises(sinkscope.SinkscopeError, match="an unfinished scan, and nothing tells whether it is of this"):
+        of_object(make_model(), out, resume=True)
+    of_object(make_model(), out).save(out)
+    with pytest.raises(sinkscope.SinkscopeError, match="a finished run, and nothing tells whether it is of this model"):
+        of_object(make_model(), out, resume=True)
 
 
 def test_another_configuration_is_refused(tiny_folder: Path, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:

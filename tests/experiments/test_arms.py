@@ -1101,6 +1101,63 @@ def test_a_run_of_a_model_with_other_heads(tokenizer: Any, read_run: Any) -> Non
         sinkscope.arms(make_model(num_hidden_layers=3), ["kv:4"], run=read_run, tokenizer=tokenizer, **SMALL)
 
 
+def other_numbers() -> Any:
+    """`tiny_model` with one number of one weight changed."""
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] += 1
+    return model
+
+
+def interrupted(model: Any, arms: list[Any], shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of the measurement is kept, and no more."""
+    write = Finished.write
+
+    def dying(self: Finished, *args: Any) -> None:
+        write(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
+        stopping.setattr(Finished, "write", dying)
+        sinkscope.arms(model, arms, data=IDS, draws=2, shards=shards)
+
+
+def test_another_model_object_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, its type and its sizes are the same."""
+    interrupted(make_model(), ["kv:4"], tmp_path, monkeypatch)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"unfinished measurement with another model\.tensors_sha256"):
+        sinkscope.arms(other_numbers(), ["kv:4"], data=IDS, draws=2, shards=tmp_path, resume=True)
+    whole = sinkscope.arms(make_model(), ["kv:4"], data=IDS, draws=2)
+    ours = sinkscope.arms(make_model(), ["kv:4"], data=IDS, draws=2, shards=tmp_path, resume=True)
+    pd.testing.assert_frame_equal(ours.table, whole.table, check_exact=True)
+
+
+def test_other_code_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither other code of sinkscope's, nor other code of an arm of one's own under the same name."""
+
+    def resumed() -> None:
+        sinkscope.arms(make_model(), [ScaledValues(0.5)], data=IDS, draws=2, shards=tmp_path, resume=True)
+
+    interrupted(make_model(), [ScaledValues(0.5)], tmp_path, monkeypatch)
+    with monkeypatch.context() as changed:
+        changed.setattr("sinkscope.engine.shards.MEASURING", ("capture", "metrics"))
+        with pytest.raises(sinkscope.SinkscopeError, match="unfinished measurement with another measuring_code"):
+            resumed()
+    with monkeypatch.context() as changed:
+        changed.setattr("sinkscope.experiments.arms.finished.code_sha256", lambda function: "0" * 64)
+        with pytest.raises(sinkscope.SinkscopeError, match=r"another arms_code\..*ScaledValues \("):
+            resumed()
+    resumed()
+
+
+def test_a_run_of_a_model_object_of_other_numbers(tmp_path: Path) -> None:
+    """A scan that kept its batches has the hash of its model's numbers."""
+    run = sinkscope.scan(make_model(), data=random_ids(4, 20), shards=tmp_path, self_check=False)
+    sinkscope.arms(make_model(), ["kv:4"], data=IDS, draws=2, run=run)
+    with pytest.raises(sinkscope.SinkscopeError, match="weights are not those of LlamaForCausalLM: scan this model"):
+        sinkscope.arms(other_numbers(), ["kv:4"], data=IDS, draws=2, run=run)
+
+
 def test_shards_that_cannot_be_written(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*file/shards: Not a directory"):

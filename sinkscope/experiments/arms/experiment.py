@@ -14,6 +14,9 @@ from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.forward import Forward, probe
+from sinkscope.checkpoints.loading import unwrapped
+from sinkscope.checkpoints.tensor_hash import tensors_sha256
+from sinkscope.checkpoints.wrappers import inner_model
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
@@ -30,7 +33,7 @@ from sinkscope.runs.passages import NothingLeft, Passage
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.saved.arms import Arms, summarise
 from sinkscope.runs.saved.arms_table import UNABLATED
-from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.manifest import Manifest, ModelFacts
 
 
 def size_of(text: Text, manifest: Manifest | None) -> tuple[int, int]:
@@ -154,19 +157,34 @@ def _same_model(checkpoint: Checkpoint, run: Run) -> None:
     """Raises SinkscopeError for a run of other weights: scores of one model say nothing about another model's heads.
 
     Compares the hashes of the weights; where one is missing, the id and commit; where these are missing too (a model
-    object), the model type. `_same_heads` compares the heads.
+    object), the model type. So two model objects of one type are told apart only where the run holds the hash of its
+    object's numbers, which a scan with `shards` puts there. `_same_heads` compares the heads.
     """
+    if _other_numbers(checkpoint, run.manifest.model):
+        raise _another_model(checkpoint, run)
     run_model, model = run.manifest.model.model_dump(by_alias=True), checkpoint.facts
     for names in (("weights_sha256",), ("id", "revision"), ("model_type",)):
         pair = [[facts.get(name) for name in names] for facts in (run_model, model)]
         if any(value is None for values in pair for value in values):
             continue
         if pair[0] != pair[1]:
-            raise SinkscopeError(
-                f"the run is of {run.manifest.model.shown}, whose weights are not those of {model['id']}: scan this "
-                "model first"
-            )
+            raise _another_model(checkpoint, run)
         return
+
+
+def _other_numbers(checkpoint: Checkpoint, told: ModelFacts) -> bool:
+    """Whether a model object holds other numbers than the one that was scanned, in the same dtype. A scan hashes the
+    base model, without the head."""
+    if checkpoint.origin or told.tensors_sha256 is None or told.dtype != checkpoint.facts["dtype"]:
+        return False
+    return tensors_sha256(inner_model(unwrapped(checkpoint.model))) not in (None, told.tensors_sha256)
+
+
+def _another_model(checkpoint: Checkpoint, run: Run) -> SinkscopeError:
+    return SinkscopeError(
+        f"the run is of {run.manifest.model.shown}, whose weights are not those of {checkpoint.facts['id']}: scan this "
+        "model first"
+    )
 
 
 def planned(checkpoint: Checkpoint) -> tuple[nn.Module, Plan]:
@@ -240,7 +258,8 @@ def arms(
         seed: seeds the random arms and the draw of documents.
         cosines: also measure how similar the tokens are behind each layer, under every arm (`Arms.cosines`).
         shards: a folder that keeps every finished batch until the result is saved there. resume: continue from what
-            an earlier measurement of the same model, text and arms left there.
+            an earlier measurement of the same model, text and arms left there. A model object is told by the numbers
+            in it, an arm of your own by its name and the file of its code.
         processes: the result of `start_processes`, in a script that a launcher runs in several processes: they share
             the work, and all get the same tables.
 
@@ -259,6 +278,9 @@ def arms(
         revision, processes.device(device), device_map, dtype, trust_remote_code, allow_pickle, head=True
     )
     setting, corpus = opened_by_all(model, run, tokenizer, options, text, report, processes)
+    if shards is not None and not isinstance(model, str):
+        processes.run(setting.checkpoint.identify)
+        processes.require_same(setting.checkpoint.facts.get("tensors_sha256"))
     chosen, controls = processes.run(lambda: expanded(parsed, setting))
     facts = facts_of(setting, corpus) | {
         "arms": [arm.name for arm in chosen],
@@ -266,7 +288,9 @@ def arms(
         "seed": seed,
         "cosines": cosines,
     }
-    kept = processes.on_main(lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting), resume))
+    kept = processes.on_main(
+        lambda: None if shards is None else Finished(Path(shards), key_of(facts, setting, chosen), resume)
+    )
     measured = measure(setting, chosen, draws, report, kept, processes, cosines)
     left_out = unread(setting.plan, {"status": "skipped"})
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]

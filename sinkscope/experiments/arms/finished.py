@@ -10,15 +10,16 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sinkscope.engine.manifest import declared_keywords
-from sinkscope.engine.shards import Unfinished
-from sinkscope.experiments.arms.arm import Setting
+from sinkscope.engine.shards import Unfinished, measuring_code
+from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.metrics.extension import code_sha256
 from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.folder import KEY, kept_json, write_file
 from sinkscope.runs.schema.base import plain
@@ -94,8 +95,11 @@ class Finished(Unfinished):
         return hashlib.sha256(about + np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
 
 
-def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
-    """All that decides the numbers. The device and its libraries round in their own ways: these count too."""
+def key_of(facts: dict[str, Any], setting: Setting, arms: Sequence[Arm] = ()) -> dict[str, Any]:
+    """All that decides the numbers. The device and its libraries round in their own ways: these count too.
+
+    `arms`: those that are measured. One of another package, or of the user's own, counts by its name and its code.
+    """
     run = setting.run
     return {
         "sinkscope": VERSION,
@@ -108,4 +112,24 @@ def key_of(facts: dict[str, Any], setting: Setting) -> dict[str, Any]:
         "cosines": facts["cosines"],
         "epsilon": setting.epsilon,
         "keywords": declared_keywords(setting.plan),
+        "measuring_code": measuring_code("experiments"),
+        "arms_code": _codes_of(arms),
     }
+
+
+def _codes_of(arms: Sequence[Arm]) -> dict[str, str]:
+    """The SHA-256 of the file of each class of arms that is not sinkscope's, by the name of the class."""
+    kinds = {kind for arm in arms for kind in type(arm).__mro__ if "applied" in vars(kind)}
+    outside = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds if not _is_ours(kind)}
+    return {name: _code_of(outside[name]) for name in sorted(outside)}
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "sinkscope"
+
+
+def _code_of(kind: Any) -> str:
+    try:
+        return code_sha256(kind.applied)
+    except (TypeError, AttributeError):  # `applied` is no Python function: its name alone counts
+        return ""

@@ -61,6 +61,9 @@ class ModelFacts(Record):
     """The commit of a hub model."""
     weights_sha256: str | None
     """SHA-256 over names and contents of the weight files, and of the adapter's; null for a model object."""
+    tensors_sha256: str | None = None
+    """SHA-256 over the parameters and buffers of a model object whose batches were kept (`shards`), of the part that
+    was measured; null for other models, and where they cannot be read."""
     config_sha256: str | None = None
     """SHA-256 of the configuration as it was loaded; null for runs of 0.1."""
     tokenizer_sha256: str | None = None
@@ -85,6 +88,11 @@ class ModelFacts(Record):
     """Method by which the weights are quantised; null where they are not."""
     adapter: AdapterFacts | None = None
     """The PEFT adapter that was put into the model; null where there is none."""
+
+    @property
+    def told(self) -> bool:
+        """Whether a hash tells its weights from others."""
+        return any(getattr(self, name) is not None for name in HASHES)
 
     @property
     def shown(self) -> str:
@@ -258,6 +266,9 @@ class Manifest(Record):
         del facts["model"]["name"]  # a scan may go on under another name
         return {"request": self.request.part("text", "columns", "rounding")} | facts
 
+
+HASHES = ("weights_sha256", "tensors_sha256")
+"""The fields of the model that tell its weights from others: of files, or of a model object."""
 
 DECIDING = {
     "schema_version", "sinkscope", "versions", "model", "data", "first_token", "decoder_input", "tensor_parallel",
