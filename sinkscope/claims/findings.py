@@ -29,7 +29,10 @@ def put(claims: Sequence[Claim], subjects: Iterable[Subject]) -> pd.DataFrame:
 
     Raises SinkscopeError for a model that cannot be scanned at all.
     """
-    rows = [row for subject in subjects for claim in claims for row in _rows(claim, subject)]
+    rows = []
+    for subject in subjects:
+        rows += [row for claim in claims for row in _rows(claim, subject)]
+        subject.close()
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -100,7 +103,7 @@ def costs(claims: Sequence[Claim], subject: Subject, machine: str | None) -> Cos
     """The forecasts of all measurements that the claims need of a model, in the order in which they would be made.
 
     No weights are loaded. A saved run, and what `Subject.folder` keeps from an earlier call, is read and costs nothing.
-    `machine`: as `sinkscope.dry_run` takes it.
+    Whether that is of the same weights and text is not looked at. `machine`: as `sinkscope.dry_run` takes it.
 
     Raises SinkscopeError where the model cannot be scanned at all.
     """
@@ -111,7 +114,7 @@ def costs(claims: Sequence[Claim], subject: Subject, machine: str | None) -> Cos
     forecasts, notes = [], []
     for name, measurement in named.items():
         if subject.keeps(name):
-            notes.append(f"{name} is read from {subject.folder}")
+            notes.append(f"{name} is read from {subject.folder}, if weights, text and settings are still the same")
             continue
         try:
             told = measurement.forecast(subject, machine)

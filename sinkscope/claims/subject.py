@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkscope.claims.claim import NotTested
 from sinkscope.claims.evidence import Evidence
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
+    from sinkscope.checkpoints import Checkpoint
     from sinkscope.runs.run import Run
-    from sinkscope.runs.saved.arms import Arms
+    from sinkscope.runs.saved.arms import Arms, SavedArms
+    from sinkscope.runs.schema.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
 ARMS = ("keys:first1", "value:first1")
 FEWER = 4
 """Openings and losses take many passes: they read a quarter of the sequences."""
+OPENED = "the open model"
+RENAMED = {"measure": "measures"}
+"""Keywords of `sinkscope.scan` that a request calls otherwise."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -33,6 +40,7 @@ class Subject:
         reading: how text is read: data, seq_len, num_sequences and seed, as `sinkscope.scan` takes them.
         loading: how the model is loaded: device, dtype and the like; `tokenizer` for a model object.
         folder: where runs are kept, and read again; None for nowhere.
+        force: measure anew where what is kept is of other weights, text or settings, which is an error otherwise.
     """
 
     label: str
@@ -41,6 +49,7 @@ class Subject:
     reading: dict[str, Any] = field(default_factory=dict)
     loading: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    force: bool = False
     progress: Progress | None = None
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -51,7 +60,7 @@ class Subject:
 
     def scan(self, name: str, must: bool = False, **settings: Any) -> Run:
         """The run of a model under these settings, by its name. Raises NotTested where the model cannot be measured so;
-        SinkscopeError for a scan that it must take, and where a kept run has other settings."""
+        SinkscopeError for a scan that it must take, and where a kept run is of other weights, text or settings."""
         return self._once(name, lambda: self._scanned(name, must, {**self.reading, **settings}))
 
     def evidence(self, run: Run) -> Evidence:
@@ -59,7 +68,7 @@ class Subject:
         return self._once(f"evidence {id(run)}", lambda: Evidence(run))
 
     def arms(self) -> Arms | Any:
-        """What a model loses under ARMS: the table, with the number of sequences. Raises NotTested as `scan` does."""
+        """What a model loses under ARMS: the table, with the number of sequences. Raises as `scan` does."""
         return self._once("arms", self._arms)
 
     def arms_settings(self) -> dict[str, Any]:
@@ -68,7 +77,7 @@ class Subject:
         return {**reading, "num_sequences": max(2, self.sequences // FEWER), "draws": 2, **self.loading}
 
     def keeps(self, name: str) -> bool:
-        """Whether `folder` holds this measurement from an earlier call: a scan by its name, or `arms`."""
+        """Whether `folder` holds this measurement from an earlier call, by its name alone: a scan's, or `arms`."""
         from sinkscope.runs.run import finished
 
         if self.folder is None:
@@ -79,6 +88,10 @@ class Subject:
     def open(self) -> Any:
         """The model itself, loaded; a saved run's by its name. Raises NotTested where it is not there any more."""
         return self._once("model", self._opened)
+
+    def close(self) -> None:
+        """Lets go of the model that was opened to tell whether what is kept is of it."""
+        self._kept.pop(OPENED, None)
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._kept:
@@ -93,33 +106,77 @@ class Subject:
 
     def _scanned(self, name: str, must: bool, settings: dict[str, Any]) -> Run:
         from sinkscope.engine.scan import scan
-        from sinkscope.runs.run import load_run
 
         place = None if self.folder is None else self.folder / name
         if place is not None and self.keeps(name):
-            return _same_settings(load_run(place), settings, self.loading)
+            from sinkscope.engine.finished import finished_before
+
+            with nullcontext() if must else not_tested():
+                wanted = self._wanted(settings)
+            kept = self._unless_forced(lambda: finished_before(place, wanted))
+            if kept is not None:
+                return kept
+        self.close()  # the scan loads a model of its own, and memory may not hold both
         with nullcontext() if must else not_tested():
             run = scan(self.model, progress=self.progress, **settings, **self.loading)
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
-            run.save(place)
+            run.save(place, force=self.force)
         return run
+
+    def _wanted(self, settings: dict[str, Any]) -> Manifest:
+        """What the manifest of a scan under these settings would be now."""
+        from sinkscope.engine.finished import wanted_manifest
+        from sinkscope.engine.requested import requested
+
+        loading = {name: value for name, value in self.loading.items() if name != "tokenizer"}
+        named = {RENAMED.get(name, name): value for name, value in (settings | loading).items()}
+        request = requested(self.model, named.pop("data", None), named)
+        return wanted_manifest(request, self._checkpoint())
+
+    def _checkpoint(self) -> Checkpoint:
+        """The model as scans load it, opened once for all that is kept."""
+        from sinkscope.checkpoints import LoadOptions
+        from sinkscope.engine.loaded import loaded
+
+        names = {field.name for field in fields(LoadOptions)}
+        options = LoadOptions(**{name: value for name, value in self.loading.items() if name in names})
+        report = self.progress or (lambda *_: None)
+        return self._once(OPENED, lambda: loaded(self.model, self.loading.get("tokenizer"), options, report))
+
+    def _unless_forced(self, read: Callable[[], T]) -> T | None:
+        """What is kept. With `force`, None where that is of another measurement, or damaged."""
+        try:
+            return read()
+        except SinkscopeError:
+            if not self.force:
+                raise
+            return None
 
     def _arms(self) -> Any:
         from sinkscope.experiments.arms.experiment import arms
-        from sinkscope.runs.saved.arms import load_arms
 
         if self.given is not None:
             raise NotTested("a run holds no losses: name its model")
         place = None if self.folder is None else self.folder / "arms"
         if place is not None and self.keeps("arms"):
-            return load_arms(place)
+            kept = self._unless_forced(lambda: self._arms_before(place))
+            if kept is not None:
+                return kept
+        self.close()
         with not_tested():
             losses = arms(self.model, ARMS, progress=self.progress, **self.arms_settings())
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
-            losses.save(place)
+            losses.save(place, force=self.force)
         return losses
+
+    def _arms_before(self, place: Path) -> SavedArms:
+        from sinkscope.experiments.arms.before import arms_before
+
+        names = ("data", "seq_len", "num_sequences", "draws", "seed")
+        settings = {name: value for name, value in self.arms_settings().items() if name in names}
+        return arms_before(place, ARMS, self._checkpoint(), **settings)
 
     def _opened(self) -> Any:
         from sinkscope.checkpoints import LoadOptions, open_checkpoint
@@ -138,31 +195,3 @@ def not_tested() -> Iterator[None]:
         yield
     except SinkscopeError as error:
         raise NotTested(in_one_line(error)) from None
-
-
-def _same_settings(run: Run, settings: dict[str, Any], loading: dict[str, Any]) -> Run:
-    """The run, where it was measured under these settings, in this dtype and of this revision.
-
-    Raises SinkscopeError for other ones.
-    """
-    from sinkscope.runs.request import make_request
-
-    renamed = {"measure": "measures"}
-    wanted_settings = {renamed.get(name, name): _several(name, value) for name, value in settings.items()}
-    request = make_request(model=run.manifest.request.model, **wanted_settings).part("text", "columns")
-    kept = run.manifest.request.part("text", "columns")
-    names = [name for name in request if request[name] != kept[name]]
-    defaults = {"dtype": "auto", "revision": None}
-    names += [
-        name for name, value in defaults.items() if loading.get(name, value) != getattr(run.manifest.request, name)
-    ]
-    if names:
-        raise SinkscopeError(f"{run.path} was measured with another {names[0]}: give another --out, or the same again")
-    return run
-
-
-def _several(name: str, value: Any) -> Any:
-    """A setting of which a request holds several, as a tuple."""
-    if name not in ("data", "first", "prepend") or value is None:
-        return value
-    return (value,) if isinstance(value, str | int) else tuple(value)

@@ -47,7 +47,8 @@ def claims(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the page that an earlier call wrote.", rich_help_panel=WRITTEN)
+        bool, typer.Option("--force", help="Replace the page that an earlier call wrote, and runs of "
+            "other weights, text or settings.", rich_help_panel=WRITTEN)
     ] = False,
     data: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Text that models read. [default: prose]", rich_help_panel=READ)
@@ -83,7 +84,7 @@ def claims(
     reading = {"data": data, "seq_len": seq_len, "num_sequences": num_sequences}
     loading = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
     dry.check()
-    subjects = _subjects(names, reading, loading, out)
+    subjects = _subjects(names, reading, loading, out, force)
     if dry.dry_run:
         _print_costs(chosen, subjects, dry.machine)
         return
@@ -93,7 +94,9 @@ def claims(
     sys.stdout.write(render_claims(table, chosen, out))
 
 
-def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any], out: Path | None) -> list[Subject]:
+def _subjects(
+    names: list[str], reading: dict[str, Any], loading: dict[str, Any], out: Path | None, force: bool
+) -> list[Subject]:
     """Run folders are loaded, other names are models."""
     from sinkscope.claims.subject import Subject
     from sinkscope.cli.early import check_early
@@ -104,7 +107,7 @@ def _subjects(names: list[str], reading: dict[str, Any], loading: dict[str, Any]
         check_early(models, **reading, **loading)
     folders = {name: None if out is None else out / RUNS / folder for name, folder in slugs(models).items()}
     return [
-        Subject(name, name, reading=reading, loading=loading, folder=folders[name])
+        Subject(name, name, reading=reading, loading=loading, folder=folders[name], force=force)
         if name in folders
         else Subject(name, given=load_run(name))
         for name in names

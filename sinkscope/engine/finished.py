@@ -6,13 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint
+from sinkscope.engine.launch import ALONE
+from sinkscope.engine.manifest import describe
+from sinkscope.engine.prepared import prepared
 from sinkscope.engine.shards import Shards, first_difference, resume_key, with_weights
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
 from sinkscope.runs.schema.manifest import HASHES, Manifest
+from sinkscope.tables.columns import metric_set
 
 
 def finished_or_shards(folder: str | Path, wanted: Manifest, checkpoint: Checkpoint, resume: bool) -> Run | Shards:
@@ -66,6 +72,15 @@ def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
             "replace it"
         )
     return run
+
+
+def wanted_manifest(request: Request, checkpoint: Checkpoint) -> Manifest:
+    """The manifest that a scan of this request would write now, for `finished_before`: the model is open, its inputs
+    are read, and nothing is measured. Raises SinkscopeError where the scan would."""
+    with alone(f"a look at {request.model}"):
+        measured = metric_set(()).asked(request.measures)
+        loop, request = prepared(request, checkpoint, measured, lambda *_: None, ALONE, strict=False)
+        return with_weights(describe(loop, request, {"status": "skipped"}), checkpoint)
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -11,18 +11,20 @@ from sinkscope.runs.request import Request, make_request
 BEGINNINGS = ("bos", "first", "prepend")
 """Settings of which one value may stand for a list of one."""
 
+FOLDERS = ("images", "audio", "adapter")
+
 
 def requested(model: Any, data: Any, settings: dict[str, Any]) -> Request:
-    """Makes a request of the keywords of `scan`. Raises SinkscopeError for settings that are wrong for any model."""
+    """Makes a request of the keywords of `scan`; one that is missing has its default.
+
+    Raises SinkscopeError for settings that are wrong for any model.
+    """
     name = model if isinstance(model, str) else type(model).__name__
-    if name is not model and settings["adapter"] is not None:
+    if name is not model and settings.get("adapter") is not None:
         raise SinkscopeError("adapter= goes with the name of a model: put it into your model object with peft instead")
     settings = settings | {
-        **{name: [settings[name]] if isinstance(settings[name], str | int) else settings[name] for name in BEGINNINGS},
-        **{
-            folder: None if settings[folder] is None else str(settings[folder])
-            for folder in ("images", "audio", "adapter")
-        },
+        **{name: [settings[name]] for name in BEGINNINGS if isinstance(settings.get(name), str | int)},
+        **{name: str(settings[name]) for name in FOLDERS if settings.get(name) is not None},
     }
     texts = as_texts(data)
     if texts is not None:

@@ -88,7 +88,7 @@ def test_what_an_earlier_call_kept_is_not_counted(tiny_folder: Path, tmp_path: P
     subject = Subject("tiny", str(tiny_folder), reading=READING, loading={"device": "cpu"}, folder=tmp_path)
     told = costs(chosen_claims(("first-token",)), subject, "a100")
     assert [each.command for each in told.forecasts] == ["claims (controls)"]
-    assert told.notes == [f"text is read from {tmp_path}"]
+    assert told.notes == [f"text is read from {tmp_path}, if weights, text and settings are still the same"]
 
 
 def test_what_cannot_be_scanned_at_all_is_refused(tiny_folder: Path) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import make_model
+from models import random_ids
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from sinkscope.claims.claim import CLAIMS, chosen_claims
+from sinkscope.claims.needs import CONTROLS
+from sinkscope.claims.subject import Subject
 from sinkscope.cli import app
+from sinkscope.cli.claims import FILES
+from sinkscope.errors import SinkscopeError
 from sinkscope.trigger.explicit import write_explicit
 
 OUTSIDE = Path(__file__).parents[1] / "fixtures" / "outside_claim"
@@ -98,11 +106,83 @@ def test_what_was_measured_is_read_again(
     again = claims(*words, "--out", out, "--force")
     assert again.exit_code == 0, again.output
     assert (out / "claims.csv").read_bytes() == before
-    other = claims(*words[:-2], 5, "--quiet", "--out", out, "--force")
+    for name in FILES:
+        (out / name).unlink()
+    other = claims(*words[:-2], 5, "--quiet", "--out", out)
     assert other.exit_code == 2
-    assert "was measured with another num_sequences" in other.stderr
-    other = claims(*words, "--dtype", "float64", "--out", out, "--force")
-    assert "was measured with another dtype" in other.stderr
+    assert "holds a finished run with another num_sequences (4 there, 5 now); give another --out" in other.stderr
+    other = claims(*words, "--dtype", "float64", "--out", out)
+    assert "holds a finished run with another dtype (auto there, float64 now)" in other.stderr
+
+
+LITTLE: dict[str, Any] = {"seq_len": 24, "num_sequences": 8}
+
+
+def test_what_is_kept_of_other_weights_is_not_read(copied: Path, tmp_path: Path) -> None:
+    """Without `force` it is refused, with it measured anew. What is still of this model is read either way."""
+
+    def subject(force: bool = False, **reading: Any) -> Subject:
+        return Subject("m", str(copied), reading=LITTLE | reading, loading={"device": "cpu"}, folder=kept, force=force)
+
+    def files() -> dict[str, bytes]:
+        return {name: (kept / name).read_bytes() for name in ("controls/manifest.json", "arms/arms.json")}
+
+    kept = tmp_path / "kept"
+    first = CONTROLS.run_of(subject()), subject().arms()
+    before = files()
+    again = CONTROLS.run_of(subject(force=True)), subject(force=True).arms()
+    assert files() == before, "nothing was measured"
+    pd.testing.assert_frame_equal(again[0].heads, first[0].heads)
+    assert again[1].table["loss"].tolist() == pytest.approx(first[1].table["loss"].tolist(), rel=1e-7)
+    with pytest.raises(SinkscopeError, match=r"holds a finished measurement of arms with another seed \(0 there, 1"):
+        subject(seed=1).arms()
+    with pytest.raises(SinkscopeError, match=r"arms with another data\.spec \(prose there, code now\)"):
+        subject(data="code").arms()
+
+    weights = load_file(copied / "model.safetensors")
+    weights = {name: weight * (1.5 if "layers.0" in name else 1) for name, weight in weights.items()}
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    told = r"with another model\.weights_sha256 \(\w+\.{3}\w+ there, \w+\.{3}\w+ now\); give another --out, or --force"
+    with pytest.raises(SinkscopeError, match=f"controls holds a finished run {told} to replace it"):
+        CONTROLS.run_of(subject())
+    with pytest.raises(SinkscopeError, match=f"arms holds a finished measurement of arms {told} to replace it"):
+        subject().arms()
+    anew = CONTROLS.run_of(subject(force=True)), subject(force=True).arms()
+    assert (anew[0].heads["bos_mass"] != first[0].heads["bos_mass"]).any()
+    assert (anew[1].table["loss"] != first[1].table["loss"]).all()
+    assert CONTROLS.run_of(subject()).manifest.model.weights_sha256 == anew[0].manifest.model.weights_sha256
+
+
+def test_a_text_file_that_has_changed_is_other_text(tiny_folder: Path, tmp_path: Path) -> None:
+    """Its name is the same."""
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six seven eight nine ten " * 40, "utf-8")
+    subject = partial(
+        Subject, "m", str(tiny_folder), reading={"data": str(text), "seq_len": 16, "num_sequences": 8},
+        loading={"device": "cpu"}, folder=tmp_path / "kept",
+    )  # fmt: skip
+    subject().scan("text")
+    subject().arms()
+    text.write_text("ten nine eight seven six five four three two one " * 40, "utf-8")
+    with pytest.raises(SinkscopeError, match=r"holds a finished run with another data\..*fingerprint"):
+        subject().scan("text")
+    with pytest.raises(SinkscopeError, match=r"measurement of arms with another data\.fingerprint"):
+        subject().arms()
+
+
+def test_what_is_kept_of_a_model_object_is_not_read(tmp_path: Path) -> None:
+    """Nothing tells whether it is of this object."""
+
+    def subject() -> Subject:
+        reading = {"data": random_ids(8, 20), "num_sequences": 8}
+        return Subject("m", make_model(), reading=reading, folder=tmp_path)
+
+    subject().scan("text")
+    subject().arms()
+    with pytest.raises(SinkscopeError, match="holds a finished run, and nothing tells whether it is of this model"):
+        subject().scan("text")
+    with pytest.raises(SinkscopeError, match="holds a finished measurement of arms, and nothing tells whether"):
+        subject().arms()
 
 
 def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Path, tmp_path: Path) -> None:

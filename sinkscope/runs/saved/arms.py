@@ -142,11 +142,12 @@ class RunFacts(BaseModel):
 
 
 class TextFacts(BaseModel):
-    """The held-out text."""
+    """The held-out text. `fingerprint`: SHA-256 of its token ids."""
 
     spec: str
     sequences: int
     seq_len: int
+    fingerprint: str | None = None
 
 
 class ArmsFile(BaseModel):
@@ -157,6 +158,9 @@ class ArmsFile(BaseModel):
     model: ModelFacts
     run: RunFacts | None
     data: TextFacts
+    arms: list[str] = []
+    draws: int | None = None
+    seed: int | None = None
     in_words: list[str]
     warnings: list[str]
     files: dict[str, str]
