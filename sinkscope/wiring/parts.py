@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import as_float64
-from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.private_doors import linear_kinds, times_written
+from sinkscope.capture.rows import by_sequence
 
 FIT = 1e-3
 """Largest error of x + parts = e, over the size of the parts, at the median token; FIT_HALF in half precision."""
@@ -76,6 +77,7 @@ class _Search:
         self.attended = next((path for path in self.children if f"{attention}.".startswith(f"{path}.")), None)
         self.outputs: dict[str, Tensor] = {}
         self.linear: dict[str, Tensor] = {}
+        self.versions: dict[str, int] = {}
         self.x: Tensor | None = None
 
     def hooks(self) -> Iterator[AbstractContextManager[None]]:
@@ -96,9 +98,13 @@ class _Search:
     def _keep(self, path: str, kept: dict[str, Tensor]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             tensor = first_tensor(output)
-            if tensor is not None and self.x is not None and tensor.shape == self.x.shape:
+            if tensor is None or self.x is None or tensor.shape[-1:] != self.x.shape[-1:]:
+                return
+            rows = by_sequence(tensor, *self.x.shape[:2])  # OPT's MLP runs on the tokens of all sequences in one row
+            if rows is not None:
                 kept.pop(path, None)  # the order of the last calls
-                kept[path] = tensor
+                kept[path] = rows
+                self.versions[path] = times_written(rows)
 
         return hook
 
@@ -139,6 +145,8 @@ class _Search:
         outside = [path for path in self.linear if not f"{path}.".startswith(f"{self.attended}.")]
         for path in reversed(outside):
             child = next(child for child in self.children if f"{path}.".startswith(f"{child}."))
+            # Llama-4 adds what the experts give to the tensor that its shared expert has returned.
+            untouched = times_written(self.linear[path]) == self.versions[path]
             same = child in self.outputs and torch.equal(self.outputs[child], self.linear[path])
-            return path if same else None
+            return path if same and untouched else None
         return None

@@ -30,6 +30,7 @@ PARTS = {
     "gpt2": Parts("h.1.attn", "h.1.mlp", "h.1.mlp.c_proj"),
     "gpt_neox": Parts("layers.1.attention", "layers.1.mlp", "layers.1.mlp.dense_4h_to_h"),
     "gpt_oss": Parts("layers.1.self_attn", "layers.1.mlp", None),
+    "opt": Parts("decoder.layers.1.self_attn", "decoder.layers.1.fc2", "decoder.layers.1.fc2"),
 }
 
 
@@ -51,7 +52,7 @@ def planted(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", slow_but(PARTS, "llama", "gpt2"))
+@pytest.mark.parametrize("family", slow_but(PARTS, "llama", "gpt2", "opt"))
 def test_the_parts_of_a_block_are_found_by_their_values(family: str) -> None:
     model = tiny(family)
     forward, plan = find(model)
@@ -64,10 +65,11 @@ def test_the_parts_of_a_block_are_found_by_their_values(family: str) -> None:
 def watched(model: Any, parts: Parts, ids: torch.Tensor) -> dict[str, np.ndarray]:
     """What plain hooks see of one sequence: x entering each block and block 1's parts and neurons, [token, ...]."""
     seen: dict[str, Any] = {"x": []}
-    blocks = getattr(model, "layers", None) or model.h
+    blocks = model.get_submodule(parts.attention.partition(".1.")[0])
 
     def keep(name: str, tensor: Any) -> None:
-        seen[name] = (tensor[0] if isinstance(tensor, tuple) else tensor)[0].double().numpy()
+        rows = tensor[0] if isinstance(tensor, tuple) else tensor
+        seen[name] = rows.reshape(ids.shape[1], -1).double().numpy()
 
     handles = [
         block.register_forward_pre_hook(
@@ -87,7 +89,7 @@ def watched(model: Any, parts: Parts, ids: torch.Tensor) -> dict[str, np.ndarray
     return seen | {"x": np.stack(seen["x"]).astype(float)}
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox"], "llama"))
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "opt"], "llama", "opt"))
 def test_every_number_against_plain_hooks(family: str) -> None:
     model, ids, parts = planted(family), random_ids(3, 20), PARTS[family]
     run = spikes(model, ids, batch_size=2)
@@ -155,7 +157,7 @@ def same(one: Any, other: Any, rounding: float = 0.0) -> None:
         )
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "gpt_oss"], "llama"))
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "gpt_oss", "opt"], "llama", "opt"))
 def test_one_pass_finds_what_a_second_one_reads(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a spike of a later token, since the pass has kept what stands there."""
     read, once = lengths_read(tiny(family))
@@ -194,7 +196,7 @@ def test_an_mlp_that_mixes_tokens_takes_a_second_pass() -> None:
 
 
 class Flat(torch.nn.Module):
-    """A block whose own child reads the neurons, as in OPT."""
+    """A block whose own child reads the neurons."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,6 +219,77 @@ def test_neurons_that_a_child_of_the_block_reads() -> None:
     assert torch.equal(found, read[[0, 1], tokens])
     assert torch.equal(held.at("0", ENTERING, tokens), x[[0, 1], tokens])
     assert hooks(model) == 0
+
+
+class InOneRow(torch.nn.Module):
+    """An MLP that runs on the tokens of all sequences in one row, as a mixture of experts does."""
+
+    def __init__(self, mlp: torch.nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+@pytest.mark.parametrize("most", [kept.KEPT_BYTES, 0])
+def test_an_mlp_that_reads_all_tokens_in_one_row_has_its_neurons(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one pass and in two."""
+    monkeypatch.setattr(kept, "KEPT_BYTES", most)
+    read, expected = lengths_read(tiny("llama"))
+    model = tiny("llama")
+    for layer in model.layers:
+        layer.mlp = InOneRow(layer.mlp).eval()
+    again, found = lengths_read(model)
+    assert again == read
+    assert found["neuron"].notna().any()
+    same(found, expected, 5e-6)
+
+
+class SharedExpert(InOneRow):
+    """Adds what other experts give to the tensor that a shared one has returned, as Llama-4 does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, 1)
+        return self.mlp(rows).add_(rows.sin()), rows
+
+
+def test_neurons_of_a_shared_expert_are_not_those_of_the_mlp() -> None:
+    model = tiny("llama")
+    block = model.layers[1]
+    block.mlp = SharedExpert(block.mlp).eval()
+
+    def first(module: Any, args: Any, output: Any) -> Any:
+        return output[0].unflatten(0, args[0].shape[:2])
+
+    block.mlp.register_forward_hook(first)
+    forward, plan = find(model)
+    found = find_parts(model, plan, lambda: forward(random_ids(2, 12)))
+    assert found["layers.1"] == Parts("layers.1.self_attn", "layers.1.mlp", None)
+
+
+class Outside(torch.nn.Module):
+    """A block that hands its MLP the tokens of all sequences in one row; the MLP takes nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.Linear(4, 4)
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Flatten(1), torch.nn.Linear(6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def test_what_was_read_in_one_row_is_read_so_again() -> None:
+    model, held = torch.nn.Sequential(Outside()), Kept(2)
+    x, tokens = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([2, 1])
+    with torch.no_grad(), ExitStack() as stack:
+        for own in held.hooks(model, "0", Parts("0.attention", "0.mlp", "0.mlp.2")):
+            stack.enter_context(own)
+        model(x)
+        read = model[0].mlp[0](x + model[0].attention(x))
+    torch.testing.assert_close(held.neurons(model, "0", "0.mlp.2", tokens), read[[0, 1], tokens])
 
 
 def test_nothing_is_kept_past_a_batch() -> None:
@@ -253,9 +326,9 @@ def test_spikes_at_the_first_token_take_no_second_pass(monkeypatch: pytest.Monke
     same(once.drop(columns="position"), twice.drop(columns="position"))
 
 
-@pytest.mark.slow
-def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(tmp_path: Any) -> None:
-    model, ids = planted("llama"), random_ids(2, 20)
+@pytest.mark.parametrize("family", slow_but(["llama", "opt"], "opt"))
+def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(family: str, tmp_path: Any) -> None:
+    model, ids = planted(family), random_ids(2, 20)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     run = spikes(model, {"input_ids": ids, "attention_mask": mask})

@@ -65,6 +65,7 @@ _OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bert": ("bert", {**_SIZES}),
+    "opt": ("opt", {**_SIZES, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 
 

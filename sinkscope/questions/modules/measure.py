@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sinkscope.capture import LayerView, Missing
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
@@ -62,7 +63,7 @@ class Modules(Measurement):
 
     def _hook(self, name: str, batch: Batch, calls: Counter[str]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            read = _by_sequence(args[0] if args else None, batch)
+            read = _rows(args[0] if args else None, batch)
             if read is None:
                 return
             if args[0] is not self._last[0]:
@@ -90,15 +91,17 @@ class Modules(Measurement):
         add_modules(streams, tables[NAME])
 
 
-def _by_sequence(read: Any, batch: Batch) -> Tensor | None:
+def _rows(read: Any, batch: Batch) -> Tensor | None:
     """A module's input as [sequence, token, feature]; None where its rows are no tokens of the sequences."""
-    if not isinstance(read, Tensor) or not read.is_floating_point():
+    if not isinstance(read, Tensor) or not read.is_floating_point() or not read.numel():
         return None
     length = batch.inputs.shape[1]
-    if read.dim() == 2 and len(read) == len(batch) * length and length > 1:
-        read = read.unflatten(0, (len(batch), length))
-    fits = read.dim() == 3 and len(read) == len(batch) and (batch.spans is None or read.shape[1] == length)
-    return read.detach() if fits and read.numel() else None
+    if length > 1 or read.dim() > 2:  # a row for each sequence of one token may be a pooled one
+        rows = by_sequence(read, len(batch), length)
+        if rows is not None:
+            return rows.detach()
+    other_length = batch.spans is None and read.dim() == 3 and len(read) == len(batch)  # patches, frames
+    return read.detach() if other_length else None
 
 
 def _measured(read: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.private_doors import times_written
+from sinkscope.capture.rows import by_sequence
 from sinkscope.wiring.parts import Parts, first_tensor, stream_in
 
 KEPT_BYTES = 3 * 2**28
@@ -36,6 +37,7 @@ class Kept:
         self._count = count
         self._tensors: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._sizes: dict[int, int] = {}
+        self._in_one_row: set[str] = set()
         self._lost = False
 
     def hooks(self, model: nn.Module, block: str, parts: Parts) -> Iterator[AbstractContextManager[None]]:
@@ -61,14 +63,24 @@ class Kept:
             yield hooked(around, post=writing(GIVEN))
 
     def _keep(self, block: str, place: int, tensor: Tensor | None) -> None:
-        if self._lost or tensor is None or tensor.dim() != 3 or len(tensor) != self._count or tensor.is_inference():
+        rows = None if self._lost or tensor is None or tensor.is_inference() else self._rows(block, place, tensor)
+        if tensor is None or rows is None:
             self._tensors.pop((block, place), None)
             return
-        self._tensors[block, place] = tensor, times_written(tensor)
+        self._tensors[block, place] = rows, times_written(rows)
+        if place == READ:
+            (self._in_one_row.add if tensor.dim() == 2 else self._in_one_row.discard)(block)
         self._sizes[tensor.data_ptr()] = tensor.nbytes
         if sum(self._sizes.values()) > KEPT_BYTES:
             self._lost = True
             self.drop()
+
+    def _rows(self, block: str, place: int, tensor: Tensor) -> Tensor | None:
+        """[sequence, token, channel]; the residual stream of the block, which comes first, says how many tokens."""
+        if place == ENTERING:
+            return tensor if len(tensor) == self._count else None
+        entering, _ = self._tensors.get((block, ENTERING), (None, 0))
+        return None if entering is None else by_sequence(tensor, *entering.shape[:2])
 
     def drop(self) -> None:
         """Lets all tensors go."""
@@ -97,12 +109,14 @@ class Kept:
             return None
         seen: list[Tensor] = []
         with torch.no_grad(), hooked(model.get_submodule(path), pre=lambda module, args: seen.append(args[0])):
-            again = first_tensor(model.get_submodule(around)(read[:, None]))
-        if not seen or again is None or again.shape != given[:, None].shape:
+            again = first_tensor(model.get_submodule(around)(read if block in self._in_one_row else read[:, None]))
+        written = None if again is None else by_sequence(again, self._count, 1)
+        neurons = by_sequence(seen[-1], self._count, 1) if seen else None
+        if written is None or neurons is None or written[:, 0].shape != given.shape:
             return None
         bound = AGREED if given.dtype.itemsize >= 4 else AGREED_HALF
-        close = (again[:, 0] - given).abs().amax() <= bound * given.abs().amax()
-        return seen[-1][:, 0] if bool(close) and seen[-1].dim() == 3 else None
+        close = (written[:, 0] - given).abs().amax() <= bound * given.abs().amax()
+        return neurons[:, 0] if bool(close) else None
 
 
 def _around(block: str, path: str) -> str:

@@ -23,6 +23,7 @@ from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.private_doors import rotates_by_length
+from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
@@ -157,22 +158,28 @@ class Spikes(Measurement):
         if parts.mlp is not None:
             self._found[name_of(block, MLP)] = of_mlp
 
+        length: list[int] = []  # of the sequences in this block; empty where they are not seen
+
         def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = stream_in(args, kwargs)
+            length[:] = []
             if x is not None and len(x) == len(tokens):
+                length[:] = [x.shape[1]]
                 of_attention["spike_entering"] = _at(x, tokens)
+
+        def keep(kept: dict[str, Tensor], name: str, tensor: Tensor | None) -> None:
+            rows = None if tensor is None or not length else by_sequence(tensor, len(tokens), length[0])
+            if rows is not None:
+                kept[name] = _at(rows, tokens)
 
         def writing(kept: dict[str, Tensor]) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                write = first_tensor(output)
-                if write is not None and len(write) == len(tokens):
-                    kept["spike_write"] = _at(write, tokens)
+                keep(kept, "spike_write", first_tensor(output))
 
             return hook
 
         def active(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if len(args[0]) == len(tokens):
-                of_mlp["spike_neurons"] = _at(args[0], tokens)
+            keep(of_mlp, "spike_neurons", args[0])
 
         yield hooked(model.get_submodule(block), pre=entering, with_kwargs=True)
         yield hooked(model.get_submodule(parts.attention), post=writing(of_attention))
