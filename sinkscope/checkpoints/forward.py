@@ -115,6 +115,8 @@ class Forward:
 
 
 DRY_RUN_TOKENS = 16
+SEVERAL = DRY_RUN_TOKENS, 4
+"""Sequences and tokens of each, of `several_probes`."""
 
 
 def probe(checkpoint: Checkpoint) -> torch.Tensor:
@@ -123,8 +125,8 @@ def probe(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def several_probes(checkpoint: Checkpoint) -> torch.Tensor:
-    """DRY_RUN_TOKENS sequences of 4 token ids, [sequence, token], all different where the vocabulary has that many."""
-    count, length = DRY_RUN_TOKENS, 4
+    """SEVERAL token ids, [sequence, token], all different where the vocabulary has that many."""
+    count, length = SEVERAL
     ids = torch.randperm(max(checkpoint.vocabulary, count * length), generator=torch.Generator().manual_seed(0))
     ids = ids[: count * length].remainder(checkpoint.vocabulary)
     return ids.view(count, length).to(checkpoint.device)

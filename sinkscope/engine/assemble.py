@@ -19,6 +19,7 @@ from sinkscope.engine.manifest import (
     with_guests,
     with_hidden,
     with_late_keywords,
+    with_warnings,
 )
 from sinkscope.engine.measurement import Findings, Measurement
 from sinkscope.engine.shards import Shards, with_weights
@@ -75,9 +76,11 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
     sink_tokens = token_table(domains, sites, sinks, places)
     domains_compared = contrast_table(domains, sites)
     findings = Findings(domains, sites, heads, layers, loop.reading, request)
-    measured = {
-        name: table for measurement in loop.measurements for name, table in measurement.tables(findings).items()
-    }
+    measured: dict[str, pd.DataFrame] = {}
+    for measurement in loop.measurements:
+        own = measurement.tables(findings)
+        measured |= own
+        manifest = with_warnings(manifest, measurement.left_out(own))
     summary = _summary(loop, manifest, complete, domains, heads, layers, places)
     summary.domains_compared = [] if domains_compared is None else contrast_summary(domains_compared)
     add_sinks(summary, domains, sites, sinks, sink_tokens, places)

@@ -118,6 +118,11 @@ def with_failures(manifest: Manifest, reasons: list[str]) -> Manifest:
     return manifest.model_copy(update={"warnings": warnings, "attention": sites})
 
 
+def with_warnings(manifest: Manifest, warnings: list[str]) -> Manifest:
+    """Returns the manifest with these warnings behind its own."""
+    return manifest.model_copy(update={"warnings": [*manifest.warnings, *warnings]}) if warnings else manifest
+
+
 class Attended(Protocol):
     """What was measured by metrics of others; its attributes are those of `Loop`."""
 
@@ -209,7 +214,7 @@ def with_late_keywords(manifest: Manifest, plan: Plan) -> Manifest:
     manifest = manifest.model_copy(update={"keywords": declared})
     named = unread(plan, manifest.self_check.as_dict())
     late = [warning for warning in named if warning not in manifest.warnings]
-    return manifest.model_copy(update={"warnings": [*manifest.warnings, *late]}) if late else manifest
+    return with_warnings(manifest, late)
 
 
 def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:

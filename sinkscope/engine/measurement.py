@@ -159,6 +159,10 @@ class Measurement:
             for quantity in self.quantities()
         }
 
+    def left_out(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+        """Warnings that name what its own `tables` hold nothing of, though the question asks for it."""
+        return []
+
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
         """Adds to the summary of each stream what the tables say. Called for the whole run, then for each domain.
 

@@ -7,7 +7,12 @@ import torch
 
 from sinkscope.capture.rows import by_sequence
 
-SHAPES = [((3, 5), (3, 5)), ((3, 5), (15,)), ((1, 5), (5,)), ((3, 1), (3,)), ((1, 1), (1,))]
+SHAPES = [
+    *(((3, 5), leading) for leading in ((3, 5), (15,), (3, 1, 5), (3, 5, 1), (1, 3, 5), (1, 15), (3, 1, 5, 1))),
+    *(((1, 5), leading) for leading in ((1, 5), (5,), (1, 1, 5), (1, 5, 1))),
+    *(((3, 1), leading) for leading in ((3, 1), (3,), (1, 3), (3, 1, 1))),
+    *(((1, 1), leading) for leading in ((1, 1), (1,), (1, 1, 1))),
+]
 
 
 @pytest.mark.parametrize(("batch", "leading"), SHAPES)
@@ -20,6 +25,12 @@ def test_rows_of_tokens_stand_by_sequence_and_are_no_copy(batch: tuple[int, int]
     assert found.data_ptr() == rows.data_ptr()
 
 
-@pytest.mark.parametrize("leading", [(5, 3), (3,), (5,), (14,), (4, 3, 5), ()])
+@pytest.mark.parametrize("leading", [(5, 3), (5, 1, 3), (3,), (5,), (3, 1), (14,), (15, 1), (4, 3, 5), (2, 15), ()])
 def test_what_are_no_rows_of_tokens(leading: tuple[int, ...]) -> None:
     assert by_sequence(torch.zeros(*leading, 2), 3, 5) is None
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_tokens_that_come_first_are_refused_in_any_batch(sequences: int) -> None:
+    assert by_sequence(torch.zeros(5, sequences, 2), sequences, 5) is None
+    assert by_sequence(torch.zeros(5 * sequences, 1, 2), sequences, 5) is None

@@ -218,14 +218,16 @@ def on_rounded(original: Callable[[Tensor], Tensor], axes: tuple[int, ...], bits
     """A linear module's forward on its input, rounded but for the first tokens."""
 
     def forward(x: Tensor) -> Tensor:
-        rest = x[:, first:]
+        tokens = x[:, 0] if x.dim() == 4 else x  # latent attention holds [sequence, 1, token, rank]
+        rest = tokens[:, first:]
         step = rest.abs().amax(axes, True) / (2 ** (bits - 1) - 1)
-        return original(torch.cat([x[:, :first], torch.round(rest / step) * step], 1))
+        rounded = torch.cat([tokens[:, :first], torch.round(rest / step) * step], 1)
+        return original(rounded[:, None] if x.dim() == 4 else rounded)
 
     return forward
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gpt2"], "gpt2"))
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "deepseek_v3"], "gpt2", "deepseek_v3"))
 def test_rounded_activations_are_rounded_inputs_of_linear_modules(family: str) -> None:
     model = causal(family)
     setting = setting_of(model, IDS)
@@ -237,6 +239,32 @@ def test_rounded_activations_are_rounded_inputs_of_linear_modules(family: str) -
                     patch.setattr(module, "forward", on_rounded(module.forward, axes, bits, first))
             expected = losses(model, IDS)
         torch.testing.assert_close(ours, expected, rtol=0, atol=2e-6, msg=name)
+
+
+class TokensFirst(nn.Module):
+    """A linear module that gets the tokens of all sequences before the sequences."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("before", [[], ["map:0.1"]])
+def test_inputs_that_cannot_be_rounded_are_refused_before_anything_is_measured(before: list[str]) -> None:
+    """Also where another arm runs the model before all passes."""
+    model, seen = causal("llama"), list[tuple[int, ...]]()
+    model.model.layers[1].mlp.up_proj = TokensFirst(model.model.layers[1].mlp.up_proj).eval()
+    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape[:2])))
+    own = hooks(model)
+    error = r"--arm acts:8/token\+first1: layers.1.mlp.up_proj.own does not read a row for each token"
+    with pytest.raises(sinkscope.SinkscopeError, match=error):
+        sinkscope.arms(model, [*before, "acts:8/token+first1"], data=IDS)
+    assert seen
+    assert all(tokens < LENGTH for _, tokens in seen), "short passes alone"
+    assert hooks(model) == own
 
 
 @pytest.mark.parametrize("family", slow_but(["llama", "gpt2"], "gpt2"))

@@ -75,13 +75,17 @@ def loud(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3", "gpt_neox"], "gpt2"))
+@pytest.mark.parametrize(
+    "family", slow_but(["llama", "gpt2", "gemma3", "gpt_neox", "deepseek_v3"], "gpt2", "deepseek_v3")
+)
 def test_every_column_against_plain_hooks(family: str) -> None:
-    """Conv1D among the modules."""
+    """Conv1D among the modules, and latent attention, which holds [sequence, 1, token, rank]."""
     model, ids = loud(family), random_ids(3, 18)
     ids[ids == 5] = 6
     ids[:, 4] = 5
-    found = modules(model, ids, batch_size=2)
+    run = sinkscope.scan(model, data=ids, measure="modules", self_check=False, batch_size=2)
+    found = run.measured["modules"].set_index("module")
+    assert run.manifest.warnings == []
     each = [inputs(model, one[None]) for one in ids]
     assert set(found.index) == set(each[0])
     for name in each[0]:
@@ -168,9 +172,9 @@ def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
         np.testing.assert_array_equal(compiled, plain)
 
 
-@pytest.mark.slow
-def test_padding_changes_nothing() -> None:
-    model, ids = loud("llama"), random_ids(2, 20)
+@pytest.mark.parametrize("family", slow_but(["llama", "deepseek_v3"], "deepseek_v3"))
+def test_padding_changes_nothing(family: str) -> None:
+    model, ids = loud(family), random_ids(2, 20)
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
     padded = modules(model, {"input_ids": ids, "attention_mask": mask})
@@ -220,6 +224,35 @@ def test_rows_that_are_no_sequences_are_left_out_and_that_is_said() -> None:
     run = sinkscope.scan(tiny_model(AutoModel, "xlnet"), data=random_ids(2, 20) % 90, measure="modules")
     assert len(run.measured["modules"]) == 0
     assert "Modules: no linear module reads this stream's tokens one by one." in run.summary.streams["text"].in_words
+    assert any(text.startswith("--measure modules leaves out") for text in run.manifest.warnings)
+
+
+def test_modules_that_are_left_out_are_named() -> None:
+    """A pooler reads one token of each sequence; the table has no row of it, for any size of a batch."""
+    model, ids = tiny("bert"), random_ids(3, 12)
+    for one in model.encoder.layer[:2]:
+        one.attention.output.dense = Aside(one.attention.output.dense).eval()
+    for size in (1, 3):
+        run = sinkscope.scan(model, data=ids, measure="modules", self_check=False, batch_size=size)
+        assert not run.measured["modules"]["module"].str.contains(r"pooler|aside").any()
+        warning = (
+            "--measure modules leaves out 5 of 23 linear modules, as they do not read a row for each token: "
+            "encoder.layer.0.attention.output.dense.aside, encoder.layer.0.attention.output.dense.first, "
+            "encoder.layer.1.attention.output.dense.aside and 2 more"
+        )
+        assert run.manifest.warnings == run.summary.warnings == [warning]
+
+
+class Aside(nn.Module):
+    """A linear module beside one that is never called and one that gets its tokens first."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own, self.aside, self.first = own, nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first(x.transpose(0, 1))
+        return self.own(x)
 
 
 def test_spread_features_are_refused() -> None:

@@ -65,6 +65,13 @@ _OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bert": ("bert", {**_SIZES}),
+    "deepseek_v3": (  # latent attention, without experts
+        "deepseek_v3",
+        {
+            **{**_SIZES, "num_key_value_heads": 4, "first_k_dense_replace": 3},
+            **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
+        },
+    ),
     "opt": ("opt", {**_SIZES, "ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 

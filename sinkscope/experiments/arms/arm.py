@@ -37,6 +37,7 @@ class Setting:
         more_text: gives so many more sequences, or fewer, [sequence, T], of which the loss is not measured on any
             token; None where there is no more text.
         to_map: the sites whose attention an arm maps token by token; maps: their sums, once they are read.
+        rows_read: whether a short pass has shown that every linear module reads a row for each token.
     """
 
     checkpoint: Checkpoint
@@ -49,6 +50,7 @@ class Setting:
     more_text: Callable[[int], Tensor] | None = None
     to_map: set[str] = field(default_factory=set)
     maps: dict[str, Any] = field(default_factory=dict)
+    rows_read: bool = False
 
     @property
     def model(self) -> nn.Module:
@@ -151,6 +153,16 @@ class Arm(ABC):
 
     def ready(self, setting: Setting) -> Arm:
         """The arm for this model and text. Raises SinkscopeError where it cannot apply; does not run the model."""
+        return self
+
+    @property
+    def tries(self) -> bool:
+        """Whether `tried` runs the model, once for all such arms."""
+        return False
+
+    def tried(self, setting: Setting) -> Arm:
+        """The arm, after a pass of a few tokens where only this shows whether it applies; then raises SinkscopeError if
+        it does not. Called once every arm is ready, before any is prepared, and not where arms are only counted."""
         return self
 
     @property

@@ -312,6 +312,8 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
                 ready[member.name] = member if only_counted and member.reads_tokens else member.ready(setting)
     if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
+    if not only_counted:
+        ready = {name: arm.tried(setting) for name, arm in ready.items()}
     ready = {name: arm.foreseen() if only_counted else arm.prepared(setting) for name, arm in ready.items()}
     for name, arm in list(ready.items()):
         control = arm.control()

@@ -11,7 +11,7 @@ import torch
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.checkpoints.checkpoint import check_length
-from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, SEVERAL
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.batch_size import chosen_batch
@@ -86,6 +86,8 @@ def dry_run_arms(
     chosen, _ = expanded(parsed, setting, only_counted=True)
     size = batch_size(outline.model, length)
     others = short_passes(look, [_first_passes(arm, count, length, place, size) for arm in chosen if arm.reads_first])
+    if any(arm.tries for arm in chosen):
+        others.append(Passes("try out what linear modules read", 1, *SEVERAL))
     groups = len(groups_of(setting, setting.to_map))
     if groups:
         batches = -(-SEQUENCES // chosen_batch(length, place))

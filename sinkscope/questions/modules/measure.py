@@ -26,6 +26,8 @@ from sinkscope.questions.modules.tables import PLACES, VALUES, add_modules, modu
 from sinkscope.runs.schema.stream import StreamSummary
 
 NAME = "modules"
+SHOWN = 3
+"""Modules that a warning names at most."""
 
 
 def _no(view: LayerView) -> Tensor:
@@ -86,6 +88,15 @@ class Modules(Measurement):
             return None if tokenizer is None or token < 0 else token_text(tokenizer, token)
 
         return {NAME: module_table(findings.domains, findings.sites, spelled)}
+
+    def left_out(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+        measured = set(tables[NAME]["module"])
+        absent = [name for name in self.linear if name not in measured]
+        if not absent:
+            return []
+        named = ", ".join(absent[:SHOWN]) + (f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else "")
+        count = f"{len(absent)} of {len(self.linear)} linear modules"
+        return [f"--measure {NAME} leaves out {count}, as they do not read a row for each token: {named}"]
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
         add_modules(streams, tables[NAME])

@@ -48,7 +48,7 @@ class Kept:
 
         def reading(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-            self._keep(block, READ, args[0] if alone else None)
+            self._keep(block, READ, args[0] if alone and args[0].dim() in (2, 3) else None)
 
         def writing(place: int) -> Callable[..., None]:
             return lambda module, args, output: self._keep(block, place, first_tensor(output))

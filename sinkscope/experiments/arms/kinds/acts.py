@@ -8,9 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.rows import by_sequence
+from sinkscope.checkpoints.forward import Forward, several_probes
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.changes import WHOLE, around_zero
@@ -48,6 +51,19 @@ class RoundedActivations(PositionArm):
         whole = self.positions.count == 0 and self.bits < WHOLE
         return [replace(self, positions=Positions(SINKS))] if whole else []
 
+    @property
+    def tries(self) -> bool:
+        return True
+
+    def tried(self, setting: Setting) -> Arm:
+        """Tries whether every linear module reads a row for each token, once for all such arms."""
+        if not setting.rows_read:
+            ids = several_probes(setting.checkpoint)
+            with torch.no_grad(), self.in_force(Pass(setting, ids), torch.zeros_like(ids, dtype=torch.bool)):
+                Forward(setting.model)(ids)
+            setting.rows_read = True
+        return self
+
     @contextmanager
     def in_force(self, forward: Pass, mask: Tensor) -> Iterator[None]:
         with ExitStack() as stack:
@@ -60,10 +76,10 @@ class RoundedActivations(PositionArm):
         some = bool(mask.any())
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            x = args[0] if args else None
-            if not isinstance(x, Tensor) or x.shape[:-1] not in (mask.shape, (mask.numel(),)):
+            x = args[0] if args and isinstance(args[0], Tensor) else None
+            rows = None if x is None else by_sequence(x, *mask.shape)
+            if x is None or rows is None:
                 raise SinkscopeError(f"--arm {self.name}: {name} does not read a row for each token of the batch")
-            rows = x.reshape(*mask.shape, -1)
             kept = mask[..., None].to(x.device) if some else None
             rounded = around_zero(rows, self.bits, (2,) if self.per_token else (1, 2), kept)
             return (rounded.reshape(x.shape), *args[1:]), kwargs
