@@ -49,10 +49,12 @@ from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
 from sinkscope.experiments.arms.positions import Positions
 from sinkscope.experiments.arms.readings import Reference, SinkCount
+from sinkscope.present.html.arms import arms_view
+from sinkscope.present.numbers import MISSING
 from sinkscope.present.terminal.progress import Pace
 from sinkscope.runs.catalogue import table_columns
 from sinkscope.runs.forecast import Time
-from sinkscope.runs.saved.arms import in_words
+from sinkscope.runs.saved.arms import in_words, load_arms
 from sinkscope.runs.saved.arms_table import DESTROYED, MEASURES, ArmNumbers, loss_cells, table_of
 
 LENGTH = 40
@@ -166,9 +168,10 @@ def test_a_plan_evicts_in_the_kv_heads_with_the_lowest_scores(family: str) -> No
 def test_a_plan_is_held_against_random_ones_of_its_size() -> None:
     setting = setting_of(causal("gemma3").float(), IDS)
     setting.run = scored_run(setting, distant_write=[0.1 * place for place in range(12)])
-    arms, controls = expanded([read_arm("window:8+2/distant_write:50%")], setting)
+    whole = expanded([read_arm("window:8+2/distant_write:50%")], setting)
+    arms = whole.arms
     assert [arm.name for arm in arms] == ["window:8+2/distant_write:low50%", "window:8+2/random3"]
-    assert controls == {arms[0].name: arms[1].name}
+    assert whole.controls == {arms[0].name: arms[1].name}
     drawn: Any = arms[1]
     draws = [list(drawn.plan.chosen(Pass(setting, IDS, draw=draw))) for draw in range(6)]
     assert all(len(set(heads)) == 3 for heads in draws)
@@ -284,7 +287,7 @@ def test_a_neuron_is_a_row_of_the_down_projection(family: str) -> None:
 def test_a_random_neuron_is_drawn_anew_in_each_draw() -> None:
     model = causal("llama")
     setting = setting_of(model, IDS)
-    (arm, control), _ = expanded([read_arm("neuron:1.7")], setting)
+    arm, control = expanded([read_arm("neuron:1.7")], setting).arms
     draws = [one.values["loss"] for one in measure(setting, [arm, control], 2, lambda *_: None)[2:]]
     weight = model.base_model.layers[1].mlp.down_proj.weight
     for draw, ours in enumerate(draws):
@@ -805,9 +808,46 @@ def test_a_token_without_an_embedding(tiny_model: Any, tokenizer: Any) -> None:
 
 def test_what_is_random_has_no_control() -> None:
     names = ["window:8+random2", "window:8+2/random3", "heads:random3", "neuron:1.random"]
-    arms, controls = expanded([read_arm(name) for name in names], setting_of(causal("llama"), IDS))
-    assert [arm.name for arm in arms] == names
-    assert controls == {}
+    whole = expanded([read_arm(name) for name in names], setting_of(causal("llama"), IDS))
+    assert [arm.name for arm in whole.arms] == names
+    assert (whole.controls, whole.missing) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "absent", "reason"),
+    [
+        ("bloom", "acts:8/tensor", "acts:8/tensor+sinks", "sinks: the model computes attention in its own way, so its"),
+        ("llama", "kv:2+first40", "its random control kv:2+random40", "random40: sequences of 40 tokens have only 39"),
+        ("llama", "keys:first40", "its random control keys:random40", "random40: sequences of 40 tokens have only 39"),
+        ("llama", "window:4+40", "its random control window:4+random40", "random40: sequences of 40 tokens have only"),
+    ],
+)
+def test_a_companion_or_control_that_cannot_apply_is_left_out_and_named(
+    family: str, name: str, absent: str, reason: str
+) -> None:
+    setting = setting_of(tiny_model_of(AutoModelForCausalLM, family), IDS)
+    for only_counted in (False, True):
+        whole = expanded([read_arm(name)], setting, only_counted)
+        assert [arm.name for arm in whole.arms] == [name]
+        assert whole.controls == {}
+        [warning] = whole.missing
+        assert warning.startswith(f"{name} is measured without {absent} ({reason}"), warning
+    for written_too in ([name, absent.split()[-1]], [absent.split()[-1], name]):
+        with pytest.raises(sinkscope.SinkscopeError, match=reason):
+            expanded(list(map(read_arm, written_too)), setting)
+
+
+@pytest.mark.parametrize("family", slow_but(["bloom", "gpt_neo", "falcon"], "bloom"))
+def test_rounded_activations_without_sinks_that_can_be_seen(family: str) -> None:
+    done = sinkscope.arms(tiny_model_of(AutoModelForCausalLM, family), ["acts:4/tensor", "acts:4/tensor+first1"],
+                          data=IDS, draws=2)  # fmt: skip
+    rows = done.table.set_index("arm")
+    assert list(rows.index) == ["unablated", "acts:4/tensor", "acts:4/tensor+first1", "acts:4/tensor+random1"]
+    assert rows[[name for name in rows if name.startswith("d_sink")]].isna().all(axis=None)
+    assert rows.loc["acts:4/tensor+first1", "control"] == "acts:4/tensor+random1"
+    assert np.isfinite(rows.loc["acts:4/tensor", ["loss", "increase"]].to_numpy(float)).all()
+    [warning] = [text for text in done.warnings if "acts:4/tensor" in text]
+    assert "is measured without acts:4/tensor+sinks" in warning
 
 
 @pytest.mark.parametrize("name", ["heads:1.0", "heads:honor:25%"])
@@ -1265,6 +1305,35 @@ def test_a_command_writes_its_folder(
     first = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
     assert json.loads(cli(command, *words, "--force", "--json").stdout)["table"] == saved["table"]
     assert {name: (folder / name).read_bytes() for name in first} == first
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "arm"),
+    slow_but(
+        [
+            ("arms", ("kv:2+first24", "--cosines"), "kv:2+first24"),
+            ("evict", ("--window", "4", "--sinks", "1,24"), "window:4+24/full"),
+            ("quant", ("--bits", "2", "--kept", "24", "--cosines"), "kv:2+first24"),
+        ],
+        ("evict", ("--window", "4", "--sinks", "1,24"), "window:4+24/full"),
+        ("quant", ("--bits", "2", "--kept", "24", "--cosines"), "kv:2+first24"),
+    ),
+)
+def test_a_control_that_is_missing_leaves_its_cells_empty(
+    command: str, words: tuple[str, ...], arm: str, cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    """In the tables, on the screen, in the figure and in the page."""
+    done = cli(command, *words)
+    assert done.exit_code == 0, done.stderr
+    assert f"{arm} is measured without its random control" in " ".join(done.stderr.split())
+    assert "nan" not in done.stdout
+    assert {"arms.png", "arms.svg"} <= {path.name for path in (tmp_path / command).iterdir()}
+    saved = load_arms(tmp_path / command)
+    row = saved.table.set_index("arm").loc[arm]
+    assert row[["control", "versus_random", "versus_random_sem", "versus_random_p"]].isna().all()
+    assert np.isfinite(row[["loss", "increase"]].to_numpy(float)).all()
+    [shown] = [shown for shown in arms_view(saved)["rows"] if shown["arm"] == arm]
+    assert (shown["control"], shown["random"], shown["against"]) == ("", MISSING, MISSING)
 
 
 @pytest.mark.slow

@@ -188,11 +188,13 @@ class Arm(ABC):
         return []
 
     def companions(self) -> list[Arm]:
-        """Arms that are measured wherever this one is, because its numbers need them."""
+        """Arms that are measured wherever this one is, because its numbers need them. One that cannot apply is left
+        out, with a warning, and so are numbers that need it."""
         return []
 
     def control(self) -> Arm | None:
-        """The random arm that this one is held against; None where there is none. Called once it is prepared."""
+        """The random arm that this one is held against; None where there is none. Called once it is prepared. A control
+        that cannot apply is left out, with a warning."""
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,8 @@ def arms(
     if shards is not None and not isinstance(model, str):
         processes.run(setting.checkpoint.identify)
         processes.require_same(setting.checkpoint.facts.get("tensors_sha256"))
-    chosen, controls = processes.run(lambda: expanded(parsed, setting))
+    whole = processes.run(lambda: expanded(parsed, setting))
+    chosen = whole.arms
     facts = facts_of(setting, corpus) | {
         "arms": [arm.name for arm in chosen],
         "draws": draws,
@@ -293,35 +295,72 @@ def arms(
     )
     measured = measure(setting, chosen, draws, report, kept, processes, cosines)
     left_out = unread(setting.plan, {"status": "skipped"})
-    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *left_out, *setting.plan.failures]
+    warnings = [*setting.checkpoint.warnings, *corpus.warnings, *whole.missing, *left_out, *setting.plan.failures]
     told = [sentence for arm in chosen for sentence in arm.told()]
-    return processes.run(lambda: summarise(measured, controls, corpus.documents, facts, warnings, told))
+    return processes.run(lambda: summarise(measured, whole.controls, corpus.documents, facts, warnings, told))
 
 
-def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) -> tuple[list[Arm], dict[str, str]]:
-    """The arms, made ready, with their companions and controls, each once; and the control's name by that of its arm.
+@dataclass(frozen=True)
+class Expanded:
+    """The arms of a measurement with their companions and controls, each once.
+
+    Attributes:
+        arms: all of them, made ready.
+        controls: the control's name by that of its arm.
+        missing: warnings that name the companions and controls that cannot apply, each with its arm.
+    """
+
+    arms: list[Arm]
+    controls: dict[str, str]
+    missing: list[str]
+
+
+def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) -> Expanded:
+    """The arms, made ready, with their companions and controls.
 
     `only_counted`: the model has no numbers and no tokenizer; the arms then say how many they are, and cannot be run.
-    Raises SinkscopeError where an arm cannot apply, and for an object that takes the name of another arm.
+    Raises SinkscopeError where one of `arms` cannot apply, and for an object that takes the name of another arm. A
+    companion or control that cannot apply, which nobody asked for by its name, is left out.
     """
+
+    def applicable(arm: Arm) -> Arm:
+        return arm if only_counted and arm.reads_tokens else arm.ready(setting)
+
     ready: dict[str, Arm] = {}
-    controls: dict[str, str] = {}
+    missing: list[str] = []
     for arm in arms:
-        for member in (arm, *arm.companions()):
-            if member.name not in ready:
-                ready[member.name] = member if only_counted and member.reads_tokens else member.ready(setting)
+        if arm.name not in ready:
+            ready[arm.name] = applicable(arm)
+        for companion in arm.companions():
+            if companion.name not in ready:
+                try:
+                    ready[companion.name] = applicable(companion)
+                except SinkscopeError as error:
+                    missing.append(_missing(arm, "", companion, error))
     if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
     if not only_counted:
         ready = {name: arm.tried(setting) for name, arm in ready.items()}
     ready = {name: arm.foreseen() if only_counted else arm.prepared(setting) for name, arm in ready.items()}
+    controls: dict[str, str] = {}
     for name, arm in list(ready.items()):
         control = arm.control()
-        if control is not None:
-            controls[name] = control.name
-            if control.name not in ready:
+        if control is None:
+            continue
+        if control.name not in ready:
+            try:
                 ready[control.name] = control.ready(setting)
-    return list(ready.values()), controls
+            except SinkscopeError as error:
+                missing.append(_missing(arm, "its random control ", control, error))
+                continue
+        controls[name] = control.name
+    return Expanded(list(ready.values()), controls, list(dict.fromkeys(missing)))
+
+
+def _missing(arm: Arm, what: str, other: Arm, error: SinkscopeError) -> str:
+    """Warns that an arm is measured without another one."""
+    reason = str(error).removeprefix(f"--arm {other.name}: ")
+    return f"{arm.name} is measured without {what}{other.name} ({reason}): the columns that compare them are empty"
 
 
 def _silent(stage: str, done: int, total: int) -> None:

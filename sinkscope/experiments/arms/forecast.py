@@ -83,7 +83,7 @@ def dry_run_arms(
         raise SinkscopeError(f"the arms cannot be counted without loading the model: {look.why}")
     ids = torch.zeros(count, length, dtype=torch.long)
     setting = Setting(outline, base, look.plan, ids, loaded, seed, EPSILON)
-    chosen, _ = expanded(parsed, setting, only_counted=True)
+    chosen = expanded(parsed, setting, only_counted=True).arms
     size = batch_size(outline.model, length)
     others = short_passes(look, [_first_passes(arm, count, length, place, size) for arm in chosen if arm.reads_first])
     if any(arm.tries for arm in chosen):

@@ -77,7 +77,8 @@ ARMS_TABLES = {
             "arms", "arms.csv", "one arm; the draws of a random one together",
             (ARM,),
             own=(
-                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with."),
+                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with. Empty "
+                    "where it has none, or where that control cannot apply."),
                 ColumnSchema("family", "string", "", "", "The grid that the arm belongs to, such as window:256. Its "
                     "arms differ only in the number of tokens that they keep."),
                 ColumnSchema("kept", "integer", "tokens", "[0, inf)", "That number of tokens. Empty where the arm has "
@@ -130,7 +131,8 @@ ARMS_TABLES = {
             "arm_cosines", "arm_cosines.csv", "one (arm, layer), with --cosines",
             (ARM, LAYER),
             own=(
-                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with."),
+                ColumnSchema("control", "string", "", "", "The random control that this arm is compared with. Empty "
+                    "where it has none, or where that control cannot apply."),
                 ColumnSchema("draws", "integer", "count", "[1, inf)", "Draws of a random arm; 1 for any other."),
                 ColumnSchema(
                     "avg_cos_output", "number", "cosine", "[-1, 1]",
