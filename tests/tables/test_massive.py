@@ -13,6 +13,7 @@ from sinkscope import scan
 from sinkscope.runs.schema.stream import MassiveActivations, MassiveChannel
 from sinkscope.runs.words import _massive_words
 from sinkscope.tables.summary import LARGEST, _largest
+from sinkscope.tables.values import Stream
 
 
 def layer(number: int, peaks: list[float], massive: list[float]) -> tuple[Any, list[Any]]:
@@ -24,11 +25,12 @@ def layer(number: int, peaks: list[float], massive: list[float]) -> tuple[Any, l
 
 def test_the_largest_is_one_of_the_massive() -> None:
     """An element may be larger than any massive one where its layer's median is large too."""
-    stream = [layer(1, [300, 500, 600], [1, 2, 0]), layer(2, [900, 800, 700], [0, 0, 0])]
+    measured = [layer(1, [300, 500, 600], [1, 2, 0]), layer(2, [900, 800, 700], [0, 0, 0])]
+    stream = Stream([], measured)
     number, found = _largest(stream, True)
     assert (number, found["inf_norm"], found["max_abs_token"]) == (1, 500, 11)
     assert _largest(stream, False)[0] == 2
-    assert _largest([layer(0, [np.nan], [np.nan]), *stream], False)[0] == 2
+    assert _largest(Stream([], [layer(0, [np.nan], [np.nan]), *measured]), False)[0] == 2
 
 
 @pytest.mark.slow
