@@ -75,8 +75,11 @@ def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], 
                 cells = [_cell(table, claim, subject) for subject in chosen]
                 lines.append((f"{claim.name:<{name}}" + "".join(f"{cell:<{CELL}}" for cell in cells)).rstrip())
         lines.append("")
-    told = "--out FOLDER writes" if folder is None else f"{folder} says"
-    return [*lines, f"-: not tested; {told} why, and every number"]
+    told = "--out FOLDER writes" if folder is None else f"{folder / 'claims.md'} says"
+    return [
+        *lines,
+        *wrapped(f"-: not tested. The number decided the verdict; {told} what it is, its error and contrast."),
+    ]
 
 
 def _by_paper(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:

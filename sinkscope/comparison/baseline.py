@@ -191,7 +191,9 @@ def read_baseline(path: str | Path) -> Baseline:
     except OSError as error:
         raise SinkscopeError(f"cannot read the baseline {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise SinkscopeError(f"baseline {path} is not JSON: {error}") from None
+        raise SinkscopeError(
+            f"baseline {path} is not JSON ({error}): write it again with `sinkscope baseline RUN -o FILE`"
+        ) from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SinkscopeError(f"{path} is no baseline: write one with `sinkscope baseline RUN -o FILE`")
     version = data.get("schema_version")

@@ -201,7 +201,10 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
             return [(of_a[0].domain, of_b[0].domain, None)], notes
         shared = [data.domain for data in of_a if data.domain in {other.domain for other in of_b}]
         if not shared:
-            raise SinkscopeError(f"the runs share no dataset: {_names(of_a)} against {_names(of_b)}")
+            raise SinkscopeError(
+                f"the runs share no dataset ({_names(of_a)} against {_names(of_b)}): datasets of one name are "
+                "compared, or the only ones of two runs; give them the same names, or scan each alone"
+            )
         return [(name, name, None) for name in shared], [*notes, *_not_compared(of_a, of_b, shared, shared)]
     pairs, partners = [], same_text(of_a, of_b)
     for data in of_a:

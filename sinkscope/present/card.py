@@ -15,7 +15,7 @@ from sinkscope.present.text import answers, markdown_cell, printable, run_id
 from sinkscope.runs.atlas import Entry, atlas, atlas_table, run_names
 from sinkscope.runs.catalogue import IN_TABLES, refuse_mixed
 from sinkscope.runs.folder import parquet_bytes
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import counted, domains
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
@@ -248,7 +248,7 @@ def dataset_card(runs: list[Run], tables: dict[str, pd.DataFrame]) -> str:
     lines = ["# Attention sinks", "", "Measured by sinkscope; each row names its run and its model.", "", "## Runs", ""]
     for name, run in zip(run_names(runs), runs, strict=True):
         model = run.manifest.model
-        read = "; ".join(f"{d.domain}: {d.sequences} sequences of {d.seq_len} tokens" for d in domains(run))
+        read = "; ".join(f"{data.domain}: {counted(run, data)}" for data in domains(run))
         complete = "" if run.manifest.complete else ", interrupted"
         facts = f"{name}: {model.shown}, revision {model.revision or '-'}, {model.dtype}, {read}"
         facts += f"; weights {(model.weights_sha256 or '-')[:12]}; sinkscope {run.manifest.sinkscope}{complete}"

@@ -107,7 +107,8 @@ def _massive_of(row: dict[Any, Any], run: str) -> str:
         return f"{run.upper()} none; the largest |x| is {most}"
     tokens = significant(row[f"massive_tokens_{run}"], 3)
     layer = f"{row[f'layer_{run}']:.0f}"
-    return f"{run.upper()} up to {most} in the input of layer {layer}, on up to {tokens} tokens of a sequence"
+    said = f"{run.upper()} up to {most} in the input of layer {layer}"
+    return f"{said}; {tokens} tokens of a sequence in the layer with most"
 
 
 def _tokens(rows: pd.DataFrame, stream: str) -> str:

@@ -14,7 +14,7 @@ from sinkscope.present.html.svg import Cell, heat_map, legend, number
 from sinkscope.present.numbers import parameters
 from sinkscope.present.text import answers
 from sinkscope.runs.folder import write_file
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import counted, domains
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run_axes(run: Run, figure: str, metric: str | None, domain: str | None, titl
 def run_html(run: Run) -> str:
     """The answer of a run, and a map of its heads for each text."""
     model = run.manifest.model
-    read = [f"{data.domain}: {data.sequences} sequences of {data.seq_len} tokens" for data in domains(run)]
+    read = [f"{data.domain}: {counted(run, data)}" for data in domains(run)]
     return render_fragment(
         "run_cell.html", name=model.shown, answers=answers(run), warnings=run.summary.warnings,
         facts=[str(model.class_), f"{parameters(model.parameters or 0)} parameters", f"{model.dtype} on {model.device}",

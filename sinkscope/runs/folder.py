@@ -68,7 +68,9 @@ class FolderKind:
                 f"{target} holds an unfinished {self.name}: --resume goes on with it, --force starts anew"
             )
         if state and not force and not unfinished:
-            raise SinkscopeError(f"{target} holds a finished {self.name}: pass --force to replace it, or another --out")
+            raise SinkscopeError(
+                f"{target} holds a finished {self.name}: --force (force=True) replaces it; or give another --out"
+            )
         if names and not unfinished and state is None:
             raise SinkscopeError(
                 f"{target} holds files named like {_with_article(self.name)}'s, but no {self.name} of sinkscope's: "

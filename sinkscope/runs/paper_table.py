@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
-from sinkscope.runs.per_sequence import cells, domains, metric_names
+from sinkscope.runs.per_sequence import cells, counted, domains, metric_names
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass
 
@@ -190,5 +190,5 @@ def _label(names: list[str], told: list[list[str]], place: int) -> str:
 def describe_run(run: Run) -> str:
     """The model, dtype and data of a run in one line."""
     model = run.manifest.model
-    data = ", ".join(f"{d.sequences} sequences of {d.seq_len} tokens of {d.domain}" for d in domains(run))
+    data = ", ".join(f"{counted(run, data)} of {data.domain}" for data in domains(run))
     return f"{model.shown} ({model.dtype}): {data}"

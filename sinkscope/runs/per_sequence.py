@@ -115,6 +115,21 @@ def domains(run: Run) -> list[DomainFacts]:
     return [data for data in run.manifest.data if data.domain in measured]
 
 
+def sequences_of(run: Run, data: DomainFacts) -> int:
+    """How many sequences of a domain were measured: fewer than the manifest tells where the run was interrupted."""
+    if run.manifest.complete:
+        return data.sequences
+    return int(run.sequences.loc[run.sequences["domain"] == data.domain, "sequence"].nunique())
+
+
+def counted(run: Run, data: DomainFacts) -> str:
+    """`32 sequences of 256 tokens`; of an interrupted run, how many of how many."""
+    done = sequences_of(run, data)
+    of = "" if run.manifest.complete else f" of {data.sequences}"
+    why = "" if run.manifest.complete else " (interrupted)"
+    return f"{done}{of} sequences of {data.seq_len} tokens{why}"
+
+
 def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:
     """The values of one domain at one level.
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
+from sinkscope.runs.per_sequence import sequences_of
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
@@ -41,6 +42,8 @@ SHOWN_FIRST = (
 )  # fmt: skip
 """The columns of heads that `Run.show` shows."""
 
+NAMED = 4
+"""Most runs that are named where a folder of several is given for one."""
 FORMATS = ("csv", "parquet")
 FILES = frozenset(
     {"manifest.json", "summary.json", *(f"{name}.csv" for name in CSV_TABLES), *(f"{name}.parquet" for name in TABLES)}
@@ -85,7 +88,8 @@ class Run(ShownRun):
 
     def __repr__(self) -> str:
         """One line; `show()` gives a short table, `summary` the answer."""
-        data = ", ".join(f"{domain.sequences} x {domain.seq_len} of {domain.domain}" for domain in self.manifest.data)
+        data = ", ".join(f"{sequences_of(self, data)} x {data.seq_len} of {data.domain}" for data in self.manifest.data)
+        data += "" if self.manifest.complete else " (interrupted)"
         counts = [
             f"{stream.sink_heads} of {stream.heads} heads with a sink" for stream in self.summary.streams.values()
         ]
@@ -147,6 +151,15 @@ class Run(ShownRun):
         return {name: frames[name] for name in TABLES if frames.get(name) is not None}
 
 
+def _what_it_holds(folder: Path) -> str:
+    """What to do about a folder without a manifest of sinkscope's."""
+    runs = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+    if not runs:
+        return "it holds no manifest of sinkscope's; `sinkscope scan MODEL --out FOLDER` writes one"
+    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+    return f"it holds the folders {', '.join(runs[:NAMED])}{more}: name one of them"
+
+
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
@@ -162,7 +175,7 @@ def load_run(path: str | Path) -> Run:
     except OSError as error:
         raise SinkscopeError(f"cannot read the run folder {folder}: {error.strerror}") from None
     if content is None:
-        raise SinkscopeError(f"{folder} is not a run folder: it holds no manifest of sinkscope's")
+        raise SinkscopeError(f"{folder} is not a run folder: {_what_it_holds(folder)}")
     manifest = read_manifest(content, f"manifest.json of the run {folder}")
     try:
         _check_content(folder, "summary.json", manifest.files)

@@ -62,13 +62,14 @@ def test_several_subjects_side_by_side() -> None:
     assert "A: model-0\nB: model-1\nC: model-2\nD: model-3\n" in shown
     assert "hard-switch in part 0.25 in part 0.25 in part 0.25 in part 0.25\n" in shown
     assert "E: model-4\n" in shown
-    assert shown.endswith("\n-: not tested; --out FOLDER writes why, and every number\n")
+    last = "-: not tested. The number decided the verdict; --out FOLDER writes what it is,\nits error and contrast.\n"
+    assert shown.endswith(f"\n{last}")
 
 
 def test_the_screen_names_the_folder_that_was_written() -> None:
     found = table(rows("m"), rows("n", verdict="not tested"))
     shown = render_claims(found, chosen_claims(["hard-switch"]), Path("runs/claims"))
-    assert shown.endswith("\n-: not tested; runs/claims says why, and every number\n")
+    assert "decided the verdict; runs/claims/claims.md says what" in shown
 
 
 def test_no_line_is_wider_than_the_screen() -> None:

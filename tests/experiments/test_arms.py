@@ -1301,7 +1301,7 @@ def test_a_command_writes_its_folder(
     saved = json.loads((folder / "arms.json").read_text())
     assert saved["table"][0]["arm"] == "unablated"
     assert saved["in_words"]
-    assert "holds a finished measurement of arms: pass --force" in cli(command, *words).stderr
+    assert "holds a finished measurement of arms: --force" in cli(command, *words).stderr
     first = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
     assert json.loads(cli(command, *words, "--force", "--json").stdout)["table"] == saved["table"]
     assert {name: (folder / name).read_bytes() for name in first} == first

@@ -138,6 +138,8 @@ def test_the_time_left_is_known_where_a_batch_takes_minutes() -> None:
     assert pace.state() == "8/32  15.0 s/seq  6:00 left"
     clock.now = 180.0
     assert pace.state() == "8/32  15.0 s/seq  5:00 left", "it runs down while a batch is computed"
+    clock.now = 420.0
+    assert pace.state() == "8/32  15.0 s/seq  4:00 left", "two batches come after this one, however long it takes"
 
 
 def test_a_resumed_scan_counts_its_own_pace() -> None:

@@ -237,10 +237,12 @@ def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
         _band(axes, rows["length"], rows["sink_score"], rows["sink_score_sem"], color, label)
     lengths = np.sort(curve["length"].unique())
     average = curve.groupby("length")["sink_score"].mean()
-    axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads")
+    # A line through one point is not drawn.
+    alone: dict[str, Any] = {"marker": "_", "markersize": 14} if len(lengths) == 1 else {}
+    axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads", **alone)
     uniform = _uniform(run, heads, lengths)
     if uniform is not None:
-        axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
+        axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention", **alone)
     epsilon = run.manifest.request.epsilon
     axes.axhline(epsilon, color="gray", linestyle=":", linewidth=1, label=f"threshold {epsilon:g}")
     axes.set_xscale("log", base=2)

@@ -12,7 +12,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.figures.canvas import Grid, drawn, legend_below
 from sinkscope.present.text import printable, run_id, sentence
 from sinkscope.runs.catalogue import find_column
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import counted, domains
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.words import first_mass
 
@@ -92,8 +92,8 @@ def short(model: str) -> str:
 def measured(series: list[Series]) -> str:
     """What was read, as a sentence for a caption."""
     told = dict.fromkeys(
-        f"{short(part.run.manifest.model.shown)} ({part.run.manifest.model.dtype}): {part.data.sequences} sequences of "
-        f"{part.data.seq_len} tokens of {printable(part.data.domain)}"
+        f"{short(part.run.manifest.model.shown)} ({part.run.manifest.model.dtype}): "
+        f"{counted(part.run, part.data)} of {printable(part.data.domain)}"
         for part in series
     )
     return "; ".join(told) + "."

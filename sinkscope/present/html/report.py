@@ -14,6 +14,7 @@ from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
+from sinkscope.runs.per_sequence import counted
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "model": f"{model.shown} ({model.class_}, {model.parameters or 0:,} parameters)",
         "computed in": f"{model.dtype} on {model.device}",
         "weights SHA-256": model.weights_sha256 or "-",
-        "data": "; ".join(f"{d.domain}: {d.sequences} sequences of {d.seq_len} tokens" for d in manifest.data),
+        "data": "; ".join(f"{data.domain}: {counted(run, data)}" for data in manifest.data),
         "first token": first_token(run),
         "sink": f"mean alpha_0 above {summary.epsilon:g}",
         "dormant": manifest.request.dormant_rule,

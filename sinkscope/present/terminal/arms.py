@@ -28,7 +28,10 @@ NOTE = (
     "kept or elements replaced. ±: standard error."
 )
 DESTROYED = "destroyed: the perplexity is more than 10 times that of the unablated model."
-KNEE = "* knee: fewest tokens kept with a loss within one standard error of the lowest"
+KNEE = (
+    "kept: first tokens whose keys and values stay as they are; random: as many random ones instead",
+    "* knee: fewest tokens kept with a loss within one standard error of the lowest",
+)
 
 
 def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
@@ -54,7 +57,7 @@ def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
         *_opening(arms),
         *_fitted([header, *rows]),
         "",
-        KNEE,
+        *(line for sentence in KNEE for line in wrapped(sentence, rest="  ")),
         "",
     ]
     others = arms.table[arms.table["family"].isna() & ~arms.table["arm"].isin(families["control"])]

@@ -64,6 +64,7 @@ class Pace:
     began: float = 0.0
     told: float = 0.0
     first: int = 0
+    step: int = 0
     draw: Callable[[], None] = lambda: None
     """Shows a new stage at once; a terminal is drawn anew ten times a second anyway."""
 
@@ -75,6 +76,7 @@ class Pace:
 
     def go_on(self, done: int, note: str = "") -> None:
         """Says how many steps of the stage are done."""
+        self.step = done - self.done
         self.done, self.told, self.note = done, self.clock(), note
         if done == self.total:
             self.draw()
@@ -85,11 +87,13 @@ class Pace:
         return (self.done - self.first) / spent if self.done > self.first and spent > 0 else None
 
     def left(self) -> float | None:
-        """Seconds left at this moment; None where they are not known."""
+        """Seconds left at this moment; None where they are not known. A batch that takes longer than those before
+        it takes no time from those after it."""
         rate = self.rate()
         if not self.total or rate is None:
             return None
-        return max(0.0, (self.total - self.done) / rate - (self.clock() - self.told))
+        left = (self.total - self.done) / rate - (self.clock() - self.told)
+        return max(left, (self.total - self.done - self.step) / rate, 0.0)
 
     def count(self) -> str:
         """`12/32`, in bytes where the stage counts them; empty where the total is not known."""

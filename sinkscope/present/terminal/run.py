@@ -35,6 +35,7 @@ from sinkscope.present.terminal.table import (
     table,
 )
 from sinkscope.present.text import first_token, next_command, printable
+from sinkscope.runs.per_sequence import counted, sequences_of
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing
 
@@ -91,10 +92,12 @@ def _title(run: Run) -> Text:
     )
     text.append("\n")
     for data in run.manifest.data[:ROWS]:
-        text.append(f"{printable(data.domain)}: {data.sequences} sequences of {data.seq_len} tokens", style="not bold")
+        text.append(f"{printable(data.domain)}: {counted(run, data)}", style="not bold")
         text.append(f", {data.joined} joined\n" if data.joined else "\n", style="not bold")
     if len(run.manifest.data) > ROWS:
         text.append(f"and {len(run.manifest.data) - ROWS} more datasets (manifest.json)\n", style="not bold")
+    if not run.manifest.complete:
+        text.append("interrupted: scan --resume measures the rest\n", style="bold")
     if run.manifest.decoder_input is not None:
         text.append(f"decoder reads {printable(run.manifest.decoder_input)}\n", style="not bold")
     shown = printable(first_token(run))
@@ -147,7 +150,7 @@ def _rates(summary: StreamSummary, epsilon: float) -> Table:
 
 def undecided(run: Run, heads: pd.DataFrame) -> list[Text]:
     """A line on the errors where they leave open of many heads whether they have a sink; none where they do not."""
-    count, epsilon = run.manifest.data[0].sequences, run.summary.epsilon
+    count, epsilon = sequences_of(run, run.manifest.data[0]), run.summary.epsilon
     if count < 2 or "sink_score_sem" not in heads:
         return []
     half = t_half_width(CONFIDENCE, count - 1) * heads["sink_score_sem"]

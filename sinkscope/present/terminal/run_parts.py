@@ -54,7 +54,7 @@ def _answer(summary: StreamSummary, epsilon: float) -> str:
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
     """One row per domain: sink rate at T and over the first 64 queries, mean alpha_0, the largest activation."""
     name = f"{run.summary.epsilon:g}"
-    headers = ("", "T", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel")
+    headers = ("", "rate", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel")
     rows = []
     for domain, entry in run.summary.domains.items():
         summary = entry.streams.get(stream)
