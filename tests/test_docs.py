@@ -117,8 +117,8 @@ def refusal(words: list[str]) -> str:
         command, words = command.commands[words[0]], words[1:]
     try:
         context = command.make_context("sinkscope", list(words))
-    except Exception as error:  # typer's own click, whose classes are not public
-        return str(error) or type(error).__name__
+    except SystemExit as refused:
+        return f"exit code {refused.code}"
     return "" if context else "nothing parsed"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from sinkscope.errors import did_you_mean
-from sinkscope.present.text import wrapped
+from sinkscope.present.text import printable, wrapped
 
 FIRST = "Most used"
 READ = "What is read"
@@ -52,6 +53,7 @@ class Command(TyperCommand):
         write_help(self.help or "", formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # typer keeps the parser's exceptions to itself
@@ -59,6 +61,7 @@ class Command(TyperCommand):
                 options = [name for parameter in self.get_params(ctx) for name in parameter.opts]
                 error.possibilities = None
                 error.message += did_you_mean(str(error.option_name), options)  # type: ignore[attr-defined]
+            refuse(error, ctx, words)
             raise
 
 
@@ -75,6 +78,14 @@ class Group(TyperGroup):
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         write_help(self.help or "", formatter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer keeps the parser's exceptions to itself
+            refuse(error, ctx, words)
+            raise
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
@@ -82,7 +93,36 @@ class Group(TyperGroup):
             if hasattr(error, "message") and args[0] not in self.commands:
                 said = error.message.partition(". Did you mean")[0].rstrip(".")
                 error.message = said + did_you_mean(args[0], self.commands)
+            refuse(error, ctx, args)
             raise
+
+
+NUMBERS = {"valid integer": "a whole number", "valid number": "a number"}
+"""What typer says of a value that is none, and what is needed."""
+
+
+def refuse(error: Any, ctx: Any, words: Sequence[str]) -> None:
+    """Says in one line what is wrong with the words of a command, and ends it with exit code 2. Returns where the error
+    is another one than of words."""
+    asks_for_help = type(error).__name__ == "NoArgsIsHelpError"
+    if asks_for_help or not hasattr(error, "format_message") or getattr(error, "exit_code", None) != 2:
+        return
+    message, parameter = error.format_message().rstrip("."), getattr(error, "param", None)
+    needed = next((what for sign, what in NUMBERS.items() if sign in message), None)
+    if needed is not None and parameter is not None:
+        value = _value_of(parameter.opts, words)
+        message = f"{parameter.opts[0]}{'' if value is None else f' {value!r}'}: {needed} is needed"
+    sys.stderr.write(f"sinkscope: error: {printable(message)} ({ctx.command_path} --help lists what there is)\n")
+    raise SystemExit(2)
+
+
+def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
+    """What was given to the option of these names."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
 
 
 def _panel(parameter: Any) -> str:

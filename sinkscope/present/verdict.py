@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sinkscope.present.numbers import signed, significant
-from sinkscope.present.text import markdown_cell, printable
+from sinkscope.present.text import markdown_cell, printable, wrapped
 
 if TYPE_CHECKING:
     from sinkscope.comparison.gate import Breach, Tally, Verdict
@@ -107,7 +107,7 @@ SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 def render_verdict(verdict: Verdict) -> str:
     """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
     lines = [headline(verdict), *where(verdict)]
-    lines += [f"note: {printable(note)}" for note in verdict.notes]
+    lines += [line for note in verdict.notes for line in wrapped(f"note: {printable(note)}", rest="  ")]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)
     lines += [f"  {describe(breach, several)}" for breach in ordered[:SHOWN]]

@@ -118,6 +118,30 @@ def test_a_wrong_command_and_a_wrong_option_get_the_near_ones() -> None:
     assert "did you mean --num-sequences" in invoke("scan", "x", "--num-sequence", "3").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("scan", "x", "--seq-len", "many"), "--seq-len 'many': a whole number is needed (sinkscope scan --help"),
+        (("scan", "x", "--epsilon=half"), "--epsilon 'half': a number is needed (sinkscope scan --help"),
+        (("plot", "x", "--head", "1.\x1b[2J"), "--head '1.\\x1b[2J': a whole number is needed (sinkscope plot --help"),
+        (("check",), "Missing argument 'RUN_OR_MODEL' (sinkscope check --help"),
+        (("trigger", "train", "--nonesuch"), "No such option: --nonesuch (sinkscope trigger train --help"),
+        (("--nonesuch",), "No such option: --nonesuch (sinkscope --help"),
+        (("scna",), "No such command 'scna'; did you mean scan? (sinkscope --help"),
+    ],
+)  # fmt: skip
+def test_wrong_words_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    refused = invoke(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.replace("root", "sinkscope").startswith(f"sinkscope: error: {said}"), line
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    assert invoke("trigger").exit_code in (0, 2)
+    assert "Usage: " in invoke("trigger").output
+
+
 # Every example runs
 
 

@@ -111,7 +111,8 @@ class Plane:
             parts.append(
                 f'<text class="tick end" x="{LEFT - 5}" y="{self.y(value) + 4:.1f}">{significant(value)}</text>'
             )
-        for value in ticks(self.low_x, self.high_x):
+        whole = x_label == "layer"  # there is none between two
+        for value in (value for value in ticks(self.low_x, self.high_x) if not whole or value == round(value)):
             x = f"{self.x(value):.1f}"
             parts.append(f'<text class="tick mid" x="{x}" y="{floor + 14}">{significant(value)}</text>')
         middle = (TOP + floor) / 2

@@ -52,8 +52,8 @@ def _title(result: Comparison) -> Text:
     for name, facts in (("A", result.a), ("B", result.b)):
         text.append(f"{name}  {printable(str(facts['model']))}", style="bold")
         about = f"{facts['shape']}, {facts['dtype']} on {facts['device']}, {facts['sequences']} sequences"
-        about += f" of {', '.join(facts['data'][:DATA_SHOWN])}"
-        place = f", {facts['run']}" if facts["run"] else ""
+        about += f" of {' and '.join(facts['data'][:DATA_SHOWN])}"
+        place = f"; {facts['run']}" if facts["run"] else ""
         text.append(f"  {printable(about + place)}\n")
     how = (
         "paired: the same token sequences in both"

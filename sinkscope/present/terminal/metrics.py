@@ -116,7 +116,7 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
         in_table = [column for column in columns if column["table"] == table]
         if not in_table:
             continue
-        lines += [title, ""]
+        lines += [*wrapped(title, rest="  "), ""]
         if table in NOTATION:
             lines += [*wrapped(NOTATION[table], first="  "), ""]
         for column in in_table:
