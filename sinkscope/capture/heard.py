@@ -198,7 +198,7 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     main = inputs if isinstance(inputs, Tensor) else kwargs.get("inputs_embeds", first)
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
-    now.masks = masks_given(kwargs, {now.batch, now.second} - {None})
+    now.masks = masks_given(kwargs, now.batch, now.second)
     now.cache = cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now

@@ -22,15 +22,20 @@ NAMES = {
 of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
 
 
-def masks_given(kwargs: Mapping[str, Any], rows: Collection[int | None]) -> dict[str, Tensor]:
+def masks_given(kwargs: Mapping[str, Any], batch: int | None, second: int | None) -> dict[str, Tensor]:
     """The padding masks [B, T] that a pass is given, 1 = token, by OWN, TARGET and MEMORY, and by HUGGING_FACE the
-    input's again where cross-attention takes it; `rows`: what B may be."""
+    input's again where cross-attention takes it.
+
+    `batch`, `second`: the first two axes of the input. B is the first; in torch's own modules, whose input may put time
+    first, also the second. A mask of another shape, such as [T, T], tells no padding.
+    """
     masks = {}
     for side, names in NAMES.items():
         for name in names:
-            mask = kwargs.get(name)
+            mask, of_torch = kwargs.get(name), name.endswith("key_padding_mask")
+            rows = {batch, second} if of_torch else {batch}
             if side not in masks and isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] in rows:
-                masks[side] = _valid(mask.detach(), name.endswith("key_padding_mask"))
+                masks[side] = _valid(mask.detach(), of_torch)
                 if name == HUGGING_FACE:
                     masks[name] = masks[side]
     return masks

@@ -312,10 +312,12 @@ def _of_image(model: nn.Module, one: Seen) -> bool:
 
 
 def _padded_to_window(one: Seen, given: torch.Size | None) -> bool:
-    """Whether an attention module pads its positions to a whole window: it gets (1, T, D) and has more than T queries.
+    """Whether an attention module pads its positions to a whole window: it gets (B, T, D) and has more than T queries.
 
-    False where it gets channels first (1, D, T) or positions first (T, 1, D): these sizes do not show padding.
+    False where it gets channels first (B, D, T) or positions first (T, B, D): these sizes do not show padding.
     """
     if given is None or one.queries != one.keys or given[2] == one.queries:
+        return False
+    if tuple(given[:2]) == (one.queries, one.rows):
         return False
     return 1 < given[1] < one.queries

@@ -228,6 +228,43 @@ def test_a_mask_that_is_shorter_than_a_map_is_no_guess() -> None:
         seen.run()
 
 
+def test_a_square_mask_tells_no_padding() -> None:
+    """[T, T], added to the logits, under the name that transformers gives padding."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.attend(x, x, x, attn_mask=attention_mask, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    model, x = Causal().eval(), torch.randn(ROWS, 7, WIDTH) * 3
+    hidden = torch.full((7, 7), -torch.inf).triu(1)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, attention_mask=hidden)
+    with torch.no_grad():
+        maps = model.attend(x, x, x, attn_mask=hidden, average_attn_weights=False)[1]
+    whole = torch.ones(ROWS, 7)
+    holds(seen.run(), "attend", mass(maps, whole, whole))
+
+
+def test_time_may_come_first_beside_a_padding_mask() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.0), 1, enable_nested_tensor=False
+    )
+    model.eval()
+    x, mask = torch.randn(7, ROWS, WIDTH) * 3, padded(7, 5, "right")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, src_key_padding_mask=mask == 0)
+    attend: Any = model.layers[0].self_attn
+    with torch.no_grad():
+        maps = attend(x, x, x, key_padding_mask=mask == 0, average_attn_weights=False)[1]
+    holds(seen.run(), "layers.0.self_attn", mass(maps, mask, mask))
+
+
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_torch_s_masks_hide_by_true_or_by_minus_infinity(kind: str) -> None:
     class Layer(nn.Module):
