@@ -22,7 +22,10 @@ from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.head_data import spread, thinned
 from sinkscope.present.html.page import embedded, unpacked
 from sinkscope.present.html.report import render_report
+from sinkscope.present.notebook import run_html
+from sinkscope.present.terminal.run import render_run
 from sinkscope.runs import catalogue
+from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.saved.arms import load_arms, placed
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
@@ -432,3 +435,28 @@ def test_many_sequences_are_shown_by_their_quantiles() -> None:
     assert spread(values, 5) == [0, 0.25, 0.5, 0.75, 1]
     assert spread(values[:3][::-1], 5) == [0, 0.01, 0.02]
     assert spread(np.array([np.nan]), 5) == []
+
+
+def test_two_runs_of_one_model_have_names_of_their_own() -> None:
+    first, second = (scanned() for _ in range(2))
+    second.manifest.model.dtype = "bfloat16"
+    text = render_report([first, second])
+    name = first.manifest.model.shown
+    assert f"A: {name} (float32)</h2>" in text
+    assert f"B: {name} (bfloat16)</h2>" in text
+
+
+def test_an_interrupted_run_says_how_many_of_its_sequences_it_holds() -> None:
+    run = scanned()
+    done = run.sequences["sequence"].nunique()
+    data = run.manifest.data[0]
+    run.manifest.complete, run.manifest.data[0].sequences = False, done + 4
+    said = f"{done} of {done + 4} sequences of {data.seq_len} tokens (interrupted)"
+    screen = render_run(run)
+    assert f"{data.domain}: {said}\ninterrupted: scan --resume measures the rest\n" in screen
+    assert said in render_report([run])
+    assert said in run_html(run)
+    assert describe_run(run).endswith(f": {said} of {data.domain}")
+    assert repr(run).startswith(
+        f"<Run of {run.manifest.model.shown}, {done} x {data.seq_len} of {data.domain} (interrupted)"
+    )

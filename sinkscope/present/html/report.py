@@ -14,6 +14,7 @@ from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
+from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted
 from sinkscope.runs.words import first_mass
 
@@ -118,7 +119,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
     }
     return {
         "index": index,
-        "name": model.shown.rstrip("/").rpartition("/")[2],
+        "name": f"{model.shown.rstrip('/').rpartition('/')[2]}{model_labels(runs)[index].removeprefix(model.shown)}",
         "facts": facts,
         "words": [(name, [_as_text(run, line) for line in lines]) for name, lines in answers(run)],
         "warnings": summary.warnings,
