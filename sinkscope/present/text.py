@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.manifest import FirstToken
 
 
 def printable(text: str) -> str:
@@ -86,11 +87,24 @@ def sentence(text: str) -> str:
 
 
 def first_token(run: Run) -> str:
-    """What stands first in every sequence of a run, as it is: text and id of a token; without a tokenizer, the id
-    alone, or the name of what stands there instead of a token."""
+    """What stands first in every sequence of a run, or of each dataset, as it is: text and id of a token; without a
+    tokenizer, the id alone, or the name of what stands there instead of a token."""
     first = run.summary.first_token
-    if first.id is None:
+    if first.id is not None:
+        return _named(run, first)
+    by_domain = {data.domain: data.first_token for data in run.manifest.data if data.first_token is not None}
+    told = [f"{_named(run, token)} in {domain}" for domain, token in by_domain.items() if token.id is not None]
+    if not told or len(by_domain) > DOMAINS:
         return "differs between sequences"
+    differing = [domain for domain, token in by_domain.items() if token.id is None]
+    return "; ".join([*told, *([f"differs between sequences in {', '.join(differing)}"] if differing else [])])
+
+
+DOMAINS = 4
+"""Most datasets whose first tokens are named one by one."""
+
+
+def _named(run: Run, first: FirstToken) -> str:
     if run.manifest.model.tokenizer is not None or first.is_bos is not None:
         return f"'{first.text}' (id {first.id})"
     return f"id {first.id}" if first.text == str(first.id) else str(first.text)

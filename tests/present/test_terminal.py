@@ -20,7 +20,7 @@ from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_run
 from sinkscope.present.terminal.table import as_text, table
-from sinkscope.present.text import printable
+from sinkscope.present.text import first_token, printable
 from sinkscope.trigger.screen import render_study
 
 SCREEN = """\
@@ -101,6 +101,19 @@ def test_a_tokenizer_without_bos_is_named_and_token_ids_alone_have_none() -> Non
     assert "first token: differs between sequences; the tokenizer has no BOS\n" in render_run(run, width=80)
     run.manifest.model.tokenizer_sha256 = None
     assert "first token: differs between sequences\n" in render_run(run, width=80)
+
+
+def test_the_first_token_of_each_dataset_is_named_where_they_differ() -> None:
+    run = scanned()
+    data, first = run.manifest.data[0], run.summary.first_token
+    own, none = (first.model_copy(update={"id": number, "text": "<s>"}) for number in (1, None))
+    run.summary.first_token = none
+    run.manifest.data = [
+        data.model_copy(update={"domain": name, "first_token": token}) for name, token in (("a", own), ("b", none))
+    ]
+    assert first_token(run).endswith(" in a; differs between sequences in b")
+    run.manifest.data = [data.model_copy(update={"domain": name, "first_token": own}) for name in "abcde"]
+    assert first_token(run) == "differs between sequences"
 
 
 @pytest.mark.parametrize("heads", [1, 8, 24, 32, 64, 200])
