@@ -65,7 +65,12 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         if run.summary.domains:
             parts += [*domain_answers(run, stream), *domain_rows(run, stream), *contrast_rows(run, stream)]
         else:
-            parts += [_answers(summary), _rates(summary, run.summary.epsilon), *undecided(run, heads)]
+            parts += [
+                _answers(summary),
+                _rates(summary, run.summary.epsilon),
+                *_unsaid(summary),
+                *undecided(run, heads),
+            ]
         parts += _across_domains(summary)
         maps = _domains(heads)
         for place, (domain, rows) in enumerate(maps if len(maps) <= FEW else []):
@@ -76,7 +81,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
             parts.append(Text(f"\nno maps of so many datasets ({len(maps)}): heads.csv has every head", style="bold"))
         parts.append(dormant_rows(run, stream) if run.summary.domains else _dormant(summary))
     if run.summary.task is not None:
-        parts.append(Text(render_task(run.summary.task, width, meanings=False), style="not bold"))
+        parts.append(Text(render_task(run.summary.task, width), style="not bold"))
     parts += published_rows(run)
     parts += _files(written)
     return as_text(parts, width, color).rstrip("\n") + "\n"
@@ -146,6 +151,16 @@ def _rates(summary: StreamSummary, epsilon: float) -> Table:
         bold=[f"eps {name}" for name in rates if float(name) == epsilon],
         title_style="",
     )
+
+
+def _unsaid(summary: StreamSummary) -> list[Text]:
+    """What a missing rate means, where one is missing."""
+    base = summary.uniform_alpha_0
+    passed = any(
+        says_nothing(value, float(name)) for value in (base.T, base.t64) if value is not None
+        for name in summary.sink_rate_percent
+    )  # fmt: skip
+    return [Text("-: uniform attention has a larger alpha_0, so that no rate says anything")] if passed else []
 
 
 def undecided(run: Run, heads: pd.DataFrame) -> list[Text]:

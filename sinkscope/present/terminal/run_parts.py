@@ -217,7 +217,7 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
 # What a scan says of a model's own task: the answer in words and a table of its heads.
 
 
-def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True) -> str:
+def render_task(task: dict[str, Any], width: int = WIDTH) -> str:
     """What summary.json says of a task: the answer in words, one row per head, and what the columns mean."""
     names = ["layer", "head", *task["columns"]]
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
@@ -227,12 +227,9 @@ def render_task(task: dict[str, Any], width: int = WIDTH, meanings: bool = True)
         *(line for sentence in task["in_words"] for line in wrapped(sentence, width)),
         "",
         *task_table([names, *rows]),
+        "",
+        *(line for name, text in task["columns"].items() for line in wrapped(f"{name}: {text}", width, "  ", "    ")),
     ]
-    if meanings:
-        lines += [
-            "",
-            *(line for name, text in task["columns"].items() for line in wrapped(f"{name}: {text}", width, "  ")),
-        ]
     return "\n".join(lines) + "\n"
 
 
