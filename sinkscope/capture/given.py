@@ -11,18 +11,22 @@ import torch
 from torch import Tensor
 
 
-def given_digests(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None, tokens: bool) -> list[bytes] | None:
+def given_digests(
+    args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None, tokens: bool, seq2seq: bool = False
+) -> list[bytes] | None:
     """SHA-256 of the tensors and numbers that a pass was given: for each of `rows` sequences, or one for all.
 
     A tensor whose first axis has `rows` entries belongs to the sequences one by one, any other to all. `tokens`:
-    whether token ids were given, beside which only tensors of real numbers count, such as pixels; None where there are
-    none. Masks never count. A tensor that holds no numbers gives a digest that no other pass has.
+    whether token ids were given, beside which only tensors of real numbers count, such as pixels, and the ids of a
+    decoder (of an encoder-decoder, `seq2seq`, also the labels, which it reads where none are given); None where there
+    are none. Masks never count. A tensor that holds no numbers gives a digest that no other pass has.
     """
     own = [hashlib.sha256() for _ in range(rows or 1)]
     counted = False
     for name, value in _leaves("", args, kwargs):
         real = isinstance(value, Tensor) and value.is_floating_point()
-        if "mask" in name or (tokens and not real):
+        of_decoder = name.endswith(".decoder_input_ids") or (seq2seq and name.endswith(".labels"))
+        if "mask" in name or (tokens and not real and not of_decoder):
             continue
         counted = True
         pieces = _bytes(value, rows)

@@ -15,13 +15,16 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.padded import Padding, masks_given
+from sinkscope.capture.padded import KEYS, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import call_name
 from sinkscope.capture.views import Part
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
 """What models call a cache that they are given or return: the first from transformers 5.24 on."""
+
+NO_INPUT = ("mask", "labels", "position")
+"""Parts of the names of tensors that a model is given beside its input."""
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
 
@@ -189,19 +192,29 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     now = Pass(name)
     for argument in args:  # sentence-transformers hands its features over as one dict
         kwargs = {**argument, **kwargs} if isinstance(argument, Mapping) else kwargs
-    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    named = (value for name, value in kwargs.items() if not any(part in name for part in NO_INPUT))
+    first = next((value for value in (*args, *named) if isinstance(value, Tensor)), None)
     now.decodes = kwargs.get("encoder_outputs") is not None and kwargs.get("input_ids") is None
     given = args[0] if args and isinstance(args[0], Tensor) else first
-    inputs = kwargs.get("decoder_input_ids" if now.decodes else "input_ids", given)
+    ids, vectors = ("decoder_input_ids", "decoder_inputs_embeds") if now.decodes else ("input_ids", "inputs_embeds")
+    inputs = next((kwargs[name] for name in (ids, vectors) if isinstance(kwargs.get(name), Tensor)), given)
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
         now.ids = inputs.detach()
-    main = inputs if isinstance(inputs, Tensor) else kwargs.get("inputs_embeds", first)
+    main = inputs if isinstance(inputs, Tensor) else first
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
-    now.masks = masks_given(kwargs, now.batch, now.second)
+    apart = isinstance(kwargs.get(KEYS), Tensor) and len(args) > 1 and not _same(args[0], args[1])
+    now.masks = masks_given(kwargs, now.batch, now.second, apart)
     now.cache = cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two inputs are one: queries and keys of one sequence, whose mask tells of both."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.shape != second.shape:
+        return False
+    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)
 
 
 def cache_given(kwargs: Mapping[str, Any]) -> Any:

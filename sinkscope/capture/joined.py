@@ -168,7 +168,9 @@ class Joined:
         if ends is not None:
             starts = [start for start, _ in spans] if spans else [0] * len(ends)
             spans = [*zip(starts, ends, strict=True)]
-        return Padding(sides if spans is None else sides | {side: Side(spans, self.length)}), spans
+        if spans is not None and (ends is not None or side not in sides):
+            sides |= {side: Side(spans, self.length)}
+        return Padding(sides, self.ids is not None), spans
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
         """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""
@@ -176,9 +178,10 @@ class Joined:
         rest = self.length - mask.shape[1] if of_ids else 0
         if rest > 0 and len(self.passes) > 1:
             mask = torch.nn.functional.pad(mask, (0, rest), value=1)
-        length = min(mask.shape[1], self.length) if of_ids else mask.shape[1]
-        spans = valid_spans(mask, length)
-        if spans is not None and of_ids and length < self.length:
+        told = of_ids and (self.ids is not None or len(self.passes) > 1)  # else nothing says how long the input is
+        length = min(mask.shape[1], self.length) if told else mask.shape[1]
+        spans = valid_spans(mask[:, :length])  # what comes behind are places of a static cache
+        if spans is not None and told and length < self.length:
             raise ValueError(
                 f"a padding mask of {length} positions for {self.length}: padding cannot be told from text there; give "
                 "sequences of equal length"

@@ -270,9 +270,12 @@ class Listener:
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
-        now.given = given_digests(args, kwargs, now.batch, now.ids is not None)
+        seq2seq = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+        now.given = given_digests(args, kwargs, now.batch, now.ids is not None, seq2seq)
         try:
-            now.padding = Padding() if now.cache is not None and now.before else Padding.of(now.masks)
+            now.padding = (
+                Padding() if now.cache is not None and now.before else Padding.of(now.masks, now.ids is not None)
+            )
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]

@@ -12,9 +12,9 @@ from sinkscope.capture.views import Cut, Span
 from sinkscope.errors import SinkscopeError
 
 OWN, TARGET, MEMORY = "own", "target", "memory"
-HUGGING_FACE = "attention_mask"
+HUGGING_FACE, KEYS = "attention_mask", "key_padding_mask"
 NAMES = {
-    OWN: (HUGGING_FACE, "src_key_padding_mask", "key_padding_mask"),
+    OWN: (HUGGING_FACE, "src_key_padding_mask", KEYS),
     TARGET: ("decoder_attention_mask", "tgt_key_padding_mask"),
     MEMORY: ("encoder_attention_mask", "memory_key_padding_mask"),
 }
@@ -22,12 +22,15 @@ NAMES = {
 of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
 
 
-def masks_given(kwargs: Mapping[str, Any], batch: int | None, second: int | None) -> dict[str, Tensor]:
+def masks_given(
+    kwargs: Mapping[str, Any], batch: int | None, second: int | None, of_keys: bool = False
+) -> dict[str, Tensor]:
     """The padding masks [B, T] that a pass is given, 1 = token, by OWN, TARGET and MEMORY, and by HUGGING_FACE the
     input's again where cross-attention takes it.
 
     `batch`, `second`: the first two axes of the input. B is the first; in torch's own modules, whose input may put time
-    first, also the second. A mask of another shape, such as [T, T], tells no padding.
+    first, also the second. A mask of another shape, such as [T, T], tells no padding. `of_keys`: the pass reads keys of
+    another sequence, which `key_padding_mask` tells of.
     """
     masks = {}
     for side, names in NAMES.items():
@@ -35,9 +38,10 @@ def masks_given(kwargs: Mapping[str, Any], batch: int | None, second: int | None
             mask, of_torch = kwargs.get(name), name.endswith("key_padding_mask")
             rows = {batch, second} if of_torch else {batch}
             if side not in masks and isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] in rows:
-                masks[side] = _valid(mask.detach(), of_torch)
+                shown = MEMORY if name == KEYS and of_keys else side
+                masks[shown] = _valid(mask.detach(), of_torch)
                 if name == HUGGING_FACE:
-                    masks[name] = masks[side]
+                    masks[name] = masks[shown]
     return masks
 
 
@@ -49,14 +53,12 @@ def _valid(mask: Tensor, hides: bool) -> Tensor:
     return mask == 0 if hides else mask
 
 
-def valid_spans(mask: Tensor | None, length: int) -> list[Span] | None:
-    """The valid positions of each row of a padding mask [B, length]; None without padding.
+def valid_spans(mask: Tensor) -> list[Span] | None:
+    """The valid positions of each row of a padding mask [B, T]; None without padding.
 
     Raises ValueError for a mask with holes, or with an empty row.
     """
-    if mask is None:
-        return None
-    valid = mask[:, -length:] != 0
+    valid = mask != 0
     if bool(valid.all()):
         return None
     count = valid.sum(1)
@@ -77,14 +79,18 @@ class Side:
 
 @dataclass(frozen=True)
 class Padding:
-    """The padding of one batch: what each mask that was given says, by OWN, TARGET and MEMORY."""
+    """The padding of one batch: what each mask that was given says, by OWN, TARGET and MEMORY.
+
+    `of_text`: token ids were given, so that the masks tell of no pictures or sound beside them.
+    """
 
     sides: dict[str, Side] = field(default_factory=dict)
+    of_text: bool = False
 
     @classmethod
-    def of(cls, masks: Mapping[str, Tensor]) -> Padding:
+    def of(cls, masks: Mapping[str, Tensor], of_text: bool) -> Padding:
         """What these masks say. Raises as `valid_spans`."""
-        return cls({name: Side(valid_spans(mask, mask.shape[1]), mask.shape[1]) for name, mask in masks.items()})
+        return cls({name: Side(valid_spans(mask), mask.shape[1]) for name, mask in masks.items()}, of_text)
 
     @property
     def any(self) -> bool:
@@ -99,7 +105,7 @@ class Padding:
         """
         if not self.any:
             return None
-        queries, keys = (self._first(masks) for masks in _masks_of(name, place, among))
+        queries, keys = (self._first(masks) for masks in _masks_of(name, place, among, self.of_text))
         spans = [side.spans for side in (queries, keys) if side is not None and side.spans is not None]
         if not spans:
             return None
@@ -107,7 +113,9 @@ class Padding:
 
     def alike(self, name: str, place: str, before: Collection[str], after: Collection[str]) -> bool:
         """Whether a call is cut alike among these calls and among those. Arguments as in `cuts`, which raises alike."""
-        first, second = (tuple(map(self._first, _masks_of(name, place, among))) for among in (before, after))
+        first, second = (
+            tuple(map(self._first, _masks_of(name, place, among, self.of_text))) for among in (before, after)
+        )
         return first == second
 
     def _first(self, names: tuple[str, ...]) -> Side | None:
@@ -118,12 +126,13 @@ def _at(side: Side | None, row: int) -> tuple[Span, int] | None:
     return None if side is None or side.spans is None else (side.spans[row], side.length)
 
 
-def _masks_of(name: str, place: str, among: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _masks_of(name: str, place: str, among: Collection[str], of_text: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The masks of a call's queries and of its keys, each the first that was given."""
     if place == "signal":  # a tower of pictures or sound beside the text, whose mask is not its own
-        return ((OWN,), (OWN,)) if set(among) == {"signal"} else ((), ())
+        return ((OWN,), (OWN,)) if set(among) == {"signal"} and not of_text else ((), ())
     if "cross" not in among:
-        return ((TARGET, OWN),) * 2 if place == "decoder" else ((OWN,),) * 2
+        own = (OWN,) if place != "decoder" else (TARGET,) if "encoder" in among else (TARGET, OWN)
+        return own, own
     if not {"encoder", "decoder"} & set(among):  # text that reads pictures, or a decoder alone
         return (TARGET, OWN), (MEMORY,) if place == "cross" else (TARGET, OWN)
     sides = {

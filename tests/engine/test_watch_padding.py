@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from models import random_ids, tiny
 from tiers import slow_but
 from torch import Tensor, nn
+from writers import CACHE
 
 import sinkscope
 from sinkscope import Run
@@ -284,3 +286,95 @@ def test_torch_s_masks_hide_by_true_or_by_minus_infinity(kind: str) -> None:
     with torch.no_grad():
         maps = model.attend(x, x, x, key_padding_mask=hidden, average_attn_weights=False)[1]
     holds(seen.run(), "attend", mass(maps, mask, mask))
+
+
+@pytest.mark.parametrize("filled", [0, 1])
+def test_a_mask_over_a_whole_static_cache_tells_of_its_first_places(filled: int) -> None:
+    model, ids, mask = tiny("llama"), random_ids(ROWS, 9), padded(9, 5, "left")
+    over = torch.cat([mask, torch.full((ROWS, 7), filled)], 1)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, attention_mask=over, **{CACHE: cache})
+    run = seen.run()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(ids, attention_mask=mask, output_attentions=True).attentions
+    holds(run, "layers.0.self_attn", mass(maps[0], mask, mask))
+
+
+class Written(nn.Module):
+    """An encoder and a decoder, each with attention of its own; `forward` gives the decoder no mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Attention(), Attention()
+
+    def forward(self, x: Tensor, y: Tensor, attention_mask: Tensor) -> Tensor:
+        read = self.encoder(x, attention_mask)
+        return self.decoder(y, torch.ones(y.shape[:2])) + read.mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+def bos_mass(attention: Attention, x: Tensor, mask: Tensor) -> np.ndarray:
+    q, k, _ = attention.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill((mask == 0)[:, None, None], -torch.inf)
+    return mass(logits.softmax(-1).detach(), mask, mask)
+
+
+@pytest.mark.parametrize("length", [6, 8])
+def test_a_decoder_of_one_s_own_is_not_cut_by_the_encoder_s_mask(length: int) -> None:
+    model, mask = Written().eval(), padded(8, 5, "right")
+    x, y = torch.randn(ROWS, 8, WIDTH), torch.randn(ROWS, length, WIDTH)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, y, attention_mask=mask)
+    run = seen.run()
+    holds(run, "encoder", bos_mass(model.encoder, x, mask))
+    holds(run, "decoder", bos_mass(model.decoder, y, torch.ones(ROWS, length)))
+
+
+def test_a_mask_of_keys_does_not_cut_the_queries_of_another_sequence() -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    x, y, mask = torch.randn(ROWS, 7, WIDTH) * 3, torch.randn(ROWS, 7, WIDTH) * 3, padded(7, 5, "right")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, y, y, key_padding_mask=mask == 0, need_weights=False)
+    with torch.no_grad():
+        maps = model(x, y, y, key_padding_mask=mask == 0, average_attn_weights=False)[1]
+    measured = seen.run().heads.sort_values("head")["bos_mass"]
+    np.testing.assert_allclose(measured, np.asarray(maps[:, :, 1:, 0].mean((0, 2))), atol=2e-5)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x, x.clone(), x[:], key_padding_mask=mask == 0, need_weights=False)
+    with torch.no_grad():
+        maps = model(x, x, x, key_padding_mask=mask == 0, average_attn_weights=False)[1]
+    measured = seen.run().heads.sort_values("head")["bos_mass"]
+    np.testing.assert_allclose(measured, mass(maps, mask, mask), atol=2e-5, err_msg="one sequence in three tensors")
+
+
+def test_ids_name_the_positions_of_their_own_side() -> None:
+    model, ids, answers = sharp(bart), torch.full((ROWS, 7), 41), torch.full((ROWS, 7), 17)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(input_ids=ids, decoder_input_ids=answers)
+    streams = seen.run().summary.streams
+    assert {place.token for place in streams["encoder"].top_positions} == {"41"}
+    assert {place.token for place in streams["decoder"].top_positions} <= {None, "position"}
+
+
+@pytest.mark.parametrize("order", ["mask first", "vectors first"])
+def test_a_mask_is_no_token_ids(order: str) -> None:
+    model = tiny("llama")
+    given = {"inputs_embeds": torch.randn(ROWS, 9, model.config.hidden_size), "attention_mask": torch.ones(ROWS, 9)}
+    given["attention_mask"] = given["attention_mask"].long()
+    names = sorted(given, reverse=order == "vectors first")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(**{name: given[name] for name in names})
+    assert {place.token for place in seen.run().summary.streams["text"].top_positions} <= {None, "position"}
+
+
+def test_what_a_decoder_reads_counts_where_inputs_are_compared() -> None:
+    model, ids = sharp(bart), torch.full((ROWS, 7), 41)
+    prints = []
+    for seed in (1, 2, 2):
+        answers = torch.randint(3, 60, (ROWS, 6), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(input_ids=ids, decoder_input_ids=answers)
+        prints.append(seen.run().manifest.data[0].fingerprint)
+    assert prints[0] != prints[1] == prints[2]

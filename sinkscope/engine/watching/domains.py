@@ -199,8 +199,7 @@ class Watched:
                 ids = kind.rows()
                 for name, site in kind.calls.sites.items():
                     keys = domain.sites[name].keys
-                    tokens = kind.has_tokens and not site.cross and site.stream not in ("vision", "audio")
-                    if tokens and keys == ids.shape[1]:
+                    if kind.has_tokens and kind.calls.named_by_ids(site) and keys == ids.shape[1]:
                         places[domain.name, name] = Places(text_regions(ids, special), ids, self.checkpoint.tokenizer)
                     else:
                         unit = {"vision": "patch", "audio": "frame"}.get(site.stream, "position")

@@ -28,11 +28,20 @@ computed in TF32."""
 @dataclass(frozen=True)
 class Calls:
     """The attention calls that the passes of one kind make, in their order: what was seen of each and its site, by its
-    name, and the modules left out."""
+    name, and the modules left out. `decodes`: the ids are a decoder's, whose encoder ran in another pass."""
 
     seen: dict[str, Seen]
     sites: dict[str, Site]
     unread: tuple[str, ...]
+    decodes: bool = False
+
+    def named_by_ids(self, site: Site) -> bool:
+        """Whether the positions of a call are those of the token ids: not pictures, nor the other side's text."""
+        places = {place_of(each.stream, each.module) for each in self.sites.values()}
+        place = place_of(site.stream, site.module)
+        if place in ("cross", "signal"):
+            return False
+        return self.decodes or place != "decoder" or not places & {"encoder", "cross"}
 
     @property
     def streams(self) -> dict[str, str]:
@@ -160,7 +169,7 @@ class Measurer:
         shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
         parts = frozenset(first.split | no_maps(self.model, seen, first.unmatched, shapes, rows))
         names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
-        key = names, parts, frozenset(first.unmatched)
+        key = names, parts, frozenset(first.unmatched), first.decodes
         if key not in self._known:
             read = {
                 whole.heard.name: call for whole, call in zip(wholes, seen, strict=True) if call.module not in parts
@@ -169,7 +178,7 @@ class Measurer:
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
                 raise SinkscopeError(f"attention that is no map of queries and keys was not read: {', '.join(unread)}")
-            self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread)
+            self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread, first.decodes)
         return self._known[key]
 
 
