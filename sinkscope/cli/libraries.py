@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
+from contextlib import suppress
 
 
 def import_libraries() -> None:
@@ -17,10 +18,11 @@ def import_libraries() -> None:
         return
     gc.disable()
     try:
-        import numba  # noqa: F401 - the first pass would import it
-        import transformers.modeling_utils  # noqa: F401 - as loading a model would
-
         import sinkscope.engine.scan  # noqa: F401
+
+        with suppress(Exception):  # who needs what cannot be imported says so
+            import numba  # noqa: F401 - the first pass would import it
+            import transformers.modeling_utils  # noqa: F401 - as loading a model would
     finally:
         gc.freeze()
         atexit.register(gc.unfreeze)  # else libraries that count their objects call those that are left leaks

@@ -322,7 +322,10 @@ def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
     softmax, relu = (sinkscope.scan(f"example:trigger-{kind}", num_sequences=20) for kind in ("softmax", "relu"))
     result = compare(softmax, relu)
     assert result.metrics == ["bos_mass", "sink_score", "honor"]
-    assert result.notes == ["not measured in both runs, so not compared: entropy"]
+    assert result.notes == [
+        "not measured in both runs, so not compared: entropy",
+        "B has relu in softmax's place: its sinks are not judged by a threshold",
+    ]
     assert result.a["shape"] == "1 layer x 1 head"
     with pytest.raises(SinkscopeError, match="'entropy': not measured in all"):
         compare(softmax, relu, metrics=["entropy"])

@@ -328,7 +328,7 @@ def test_command_writes_a_folder(
     first = {path.name: path.read_bytes() for path in (tmp_path / "ablation").iterdir() if path.suffix != ".json"}
     refused = run_cli(tiny_folder, tiny_run)
     assert refused.exit_code == 2
-    assert "holds a finished ablation: pass --force" in refused.stderr
+    assert "holds a finished ablation: --force" in refused.stderr
     again = run_cli(
         tiny_folder, tiny_run, "--score", "honor", "--score", "bos_mass", "--tokens", "first", "--force", "--json"
     )

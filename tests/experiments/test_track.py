@@ -314,7 +314,7 @@ def test_heads_that_appeared_come_before_those_that_were_there_and_the_next_step
     assert text.index("1.1 ") < text.index("0.0 ", text.index("shape"))
     assert "next: sinkscope plot out --figure trajectory -o trajectory.pdf" in text
     assert (
-        "At the last step, 2 of 2 heads have a sink (alpha_0 > 0.3). In 1 of these heads it was there at the first "
+        "At the last step, 2 of 2 heads have a sink (alpha_0 > 0.3). In 1 of these heads it was there at every "
         "step, in 1 it came in a jump between two measured steps, and in 0 it came over more steps."
     ) in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

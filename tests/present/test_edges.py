@@ -167,7 +167,7 @@ def test_runs_that_cannot_be_compared_stand_side_by_side(tmp_path: Path) -> None
     words = ["report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "page.html")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "warning: the runs are not compared: the runs share no dataset: x, y against z, w" in result.stderr
+    assert "warning: the runs are not compared: the runs share no dataset (x, y against z, w):" in result.stderr
     assert (tmp_path / "page.html").is_file()
 
 
