@@ -16,10 +16,12 @@ def given_digests(
 ) -> list[bytes] | None:
     """SHA-256 of the tensors and numbers that a pass was given: for each of `rows` sequences, or one for all.
 
-    A tensor whose first axis has `rows` entries belongs to the sequences one by one, any other to all. `tokens`:
-    whether token ids were given, beside which only tensors of real numbers count, such as pixels, and the ids of a
-    decoder (of an encoder-decoder, `seq2seq`, also the labels, which it reads where none are given); None where there
-    are none. Masks never count. A tensor that holds no numbers gives a digest that no other pass has.
+    A tensor whose first axis has `rows` entries belongs to the sequences one by one, any other to all. Masks never
+    count. A tensor that holds no numbers gives a digest that no other pass has.
+
+    `tokens`: whether token ids were given. Beside them only two kinds of tensors count: real numbers, such as pixels,
+    and a decoder's ids. The result is None where there are none of these. `seq2seq`: whether the model is an
+    encoder-decoder, whose decoder reads the labels where it gets no ids.
     """
     own = [hashlib.sha256() for _ in range(rows or 1)]
     counted = False
@@ -56,7 +58,7 @@ def _bytes(value: Any, rows: int | None) -> list[bytes]:
     try:
         kind = f"{value.dtype}{tuple(value.shape[1:])}".encode()
         numbers = value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
-    except (RuntimeError, TypeError, NotImplementedError):  # a tensor without numbers, or of a kind of its own
+    except (RuntimeError, TypeError):  # a tensor without numbers, or of a kind of its own
         return [secrets.token_bytes(32)]
     if not rows or value.dim() < 1 or value.shape[0] != rows:
         return [kind + numbers.tobytes()]

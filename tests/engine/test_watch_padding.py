@@ -230,19 +230,24 @@ def test_a_mask_that_is_shorter_than_a_map_is_no_guess() -> None:
         seen.run()
 
 
+class Layer(nn.Module):
+    """torch's own attention, given masks by the names that models have for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        output, _ = self.attend(x, x, x, key_padding_mask=src_key_padding_mask, attn_mask=attention_mask)
+        return output  # type: ignore[no-any-return]
+
+
 def test_a_square_mask_tells_no_padding() -> None:
     """[T, T], added to the logits, under the name that transformers gives padding."""
-
-    class Causal(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-
-        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.attend(x, x, x, attn_mask=attention_mask, need_weights=False)[0]  # type: ignore[no-any-return]
-
-    model, x = Causal().eval(), torch.randn(ROWS, 7, WIDTH) * 3
+    model, x = Layer().eval(), torch.randn(ROWS, 7, WIDTH) * 3
     hidden = torch.full((7, 7), -torch.inf).triu(1)
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(x, attention_mask=hidden)
@@ -269,15 +274,6 @@ def test_time_may_come_first_beside_a_padding_mask() -> None:
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_torch_s_masks_hide_by_true_or_by_minus_infinity(kind: str) -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-
-        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
-            return self.attend(x, x, x, key_padding_mask=src_key_padding_mask)[0]  # type: ignore[no-any-return]
-
     model, x, mask = Layer().eval(), torch.randn(ROWS, 7, WIDTH) * 3, padded(7, 5, "right")
     hidden = mask == 0
     given = hidden if kind == "bool" else torch.zeros(ROWS, 7).masked_fill(hidden, -torch.inf)
