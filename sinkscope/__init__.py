@@ -15,6 +15,9 @@ Importing this package loads neither torch nor transformers; the first use of a 
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.runs.defaults import VERSION
@@ -125,12 +128,32 @@ __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 - the keys are strings
 __doc__ = "\n".join([f"{__doc__}", *(f"    {name:15} {what}" for name, (_, what) in _PUBLIC.items()), ""])
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Imports inside take no time for looking for garbage.
+
+    Importing torch and transformers makes a million objects and no garbage. Python would look at all of them again and
+    again: an eighth of the processor time of a scan of a small model.
+    """
+    if not gc.isenabled() or gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.unfreeze()  # all objects are now in the oldest generation, which Python looks at least often
+        gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"sinkscope.{_PUBLIC[name][0]}"), name)
+    with _importing():
+        value = getattr(import_module(f"sinkscope.{_PUBLIC[name][0]}"), name)
     globals()[name] = value
     return value
 

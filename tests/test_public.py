@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -59,3 +61,24 @@ def test_the_gate_in_three_lines(
     with pytest.raises(SystemExit, match="1"):
         exec(example, {"sinkscope": sinkscope})
     assert "residual_write_ln layer 1 head 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["", "sys.modules['sinkscope.comparison.compare_runs'] = None"], ids=["", "fails"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", (True, False)), ("gc.disable()", (False, False)), ("gc.freeze()", (True, True))],
+    ids=["as Python starts", "switched off by the user", "frozen by the user"],
+)
+def test_an_import_leaves_the_garbage_collector_as_it_finds_it(
+    before: str, after: tuple[bool, bool], missing: str
+) -> None:
+    code = f"""
+import contextlib, gc, sys, sinkscope
+{before}
+{missing}
+with contextlib.suppress(ImportError):
+    sinkscope.compare
+print(gc.isenabled(), gc.get_freeze_count() > 0, "compare" in vars(sinkscope))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed == f"{after[0]} {after[1]} {not missing}\n"
