@@ -103,7 +103,7 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
         for name, metric in columns.items()
         if name not in shipped.names(table)
     ]
-    hidden = ("name", "compute", "begin", "measure", "map_place")
+    hidden = ("name", "per", "compute", "begin", "measure", "map_place")
     return {
         metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
         | {"code_sha256": code_sha256(metric.compute)}

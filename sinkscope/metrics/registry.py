@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.questions import QUESTIONS
+from sinkscope.runs.schema.table import Column
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,37 +43,25 @@ DECLARED = "sinkscope_metrics"
 """The attribute of a decorated function that holds its declarations."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A column with one value for each sequence; the tables show its mean over sequences and `<name>_sem`.
+@dataclass(frozen=True, kw_only=True)
+class Metric(Column):
+    """A column and the function that computes it. Where it is `per` sequence, the tables show the mean over sequences
+    and `<name>_sem`; where it is `per` run, `compute` takes the values of the whole run.
 
     Attributes:
-        table: `heads` ([sequence, head] values), `layers` ([sequence] values), or a table that a measurement writes on
-            request; what `compute` takes and returns is then the measurement's own matter.
-        shown: whether the tables show it. Positions such as max_abs_token are kept per sequence only.
+        compute: for `heads`, LayerView -> [sequence, head]; for `layers`, LayerView -> [sequence]. What it takes and
+            returns in a table that a measurement writes on request is the measurement's own matter.
+        shown: as in Column. Positions such as max_abs_token are kept per sequence only.
         sampled: True for a metric too slow for every sequence: a scan measures it on the first sequences of each
             domain (option --spectra) and leaves it empty for the others.
         begin: starts the work of `compute` without waiting for it; the result's `tensor()` returns the same values.
         measure: the measurement (`--measure NAME`) that has to be asked for; None for a metric of every scan.
-        dormant: the end of its values at which a head is dormant, `low` or `high`; None where neither end says so.
-            `ablate` and `arms` choose heads from that end.
-        map_place: its place among the scores that the report's map of heads offers; None = not offered. The map offers
-            every metric that is not sinkscope's own.
+        dormant: as in Column. `ablate` and `arms` choose heads from that end.
+        map_place: as in Column. The map offers every metric that is not sinkscope's own.
     """
 
-    name: str
-    table: Table
-    unit: str
-    range: str
-    formula: str
-    source: str
     compute: Callable[..., Any]
-    shown: bool = True
-    sampled: bool = False
     begin: Begin | None = None
-    measure: str | None = None
-    dormant: str | None = None
-    map_place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,11 +153,11 @@ def head_metric(
     """
 
     def declare(compute: Compute) -> Compute:
-        metric = replace(_describe(compute, "heads", unit, range, source), dormant=dormant)
+        metric = replace(metric_of(compute, "heads", unit, range, source), dormant=dormant)
         name, text = f"{metric.name}_ln", f"{metric.name} {LN}"
         ln = Metric(
-            name, "heads", "ratio", "[0, H]", text, source, over_layer(compute),
-            dormant=dormant, map_place=map_place,
+            name, "heads", "ratio", "[0, H]", text, source, compute=over_layer(compute), dormant=dormant,
+            map_place=map_place,
         )  # fmt: skip
         return _declare(compute, metric, ln) if normalised else _declare(compute, replace(metric, map_place=map_place))
 
@@ -192,8 +181,8 @@ def layer_metric(
     """
 
     def declare(compute: Compute) -> Compute:
-        metric = _describe(compute, "layers", unit, range, source, shown)
-        return _declare(compute, replace(metric, sampled=sampled, begin=begin, measure=measure))
+        metric = metric_of(compute, "layers", unit, range, source)
+        return _declare(compute, replace(metric, shown=shown, sampled=sampled, begin=begin, measure=measure))
 
     return declare
 
@@ -216,7 +205,7 @@ def measured_metric(
     """
 
     def declare(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        metric = _describe(compute, table, unit, range, source)
+        metric = metric_of(compute, table, unit, range, source)
         metric = replace(metric, measure=measure or table, sampled=sampled, dormant=dormant, map_place=map_place)
         return _declare(compute, metric)
 
@@ -249,13 +238,13 @@ def formula_of(function: Callable[..., object]) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def _describe(
-    compute: Callable[..., Any], table: Table, unit: str, range: str, source: str, shown: bool = True
-) -> Metric:
+def metric_of(compute: Callable[..., Any], table: Table, unit: str, range: str, source: str = "ours") -> Metric:
+    """The metric that a function is: its name is the column's, its docstring's first paragraph the formula. Raises
+    SinkscopeError where there is no docstring, and for a unit, range or source that is no text."""
     for what, value in (("unit", unit), ("range", range), ("source", source)):
         if not isinstance(value, str):
             raise SinkscopeError(f"metric {compute.__name__}: its {what} is {value!r}; a text is needed")
-    return Metric(compute.__name__, table, unit, range, formula_of(compute), source, compute, shown)
+    return Metric(compute.__name__, table, unit, range, formula_of(compute), source, compute=compute)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

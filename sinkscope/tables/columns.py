@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import Metric, MetricSet, registered
 from sinkscope.metrics.extension import with_own_metrics
-from sinkscope.metrics.registry import Table, formula_of
+from sinkscope.metrics.registry import Table, metric_of
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
@@ -24,36 +24,19 @@ PATTERN_MASS = 0.5
 PATTERN_UNIFORM = 0.9
 
 
-@dataclass(frozen=True)
-class RunColumn:
-    """A column with one value for the whole run, such as a maximum over sequences; it has no standard error.
-
-    `compute` takes a HeadRun, a LayerRun or, in a table of a measurement, what that measurement hands it. `map_place`:
-    as in Metric.
-    """
-
-    name: str
-    table: Table
-    unit: str
-    range: str
-    formula: str
-    source: str
-    compute: Callable[..., object]
-    map_place: int | None = None
+RUN_COLUMNS: dict[Table, dict[str, Metric]] = defaultdict(dict)
+"""By table and name. `compute` takes a HeadRun, a LayerRun or, in a table of a question, what that question hands it.
+Those of a question's tables are declared by its module `tables`; `run_columns` loads it."""
 
 
-RUN_COLUMNS: dict[Table, dict[str, RunColumn]] = defaultdict(dict)
-"""By table and name. Those of a question's tables are declared by its module `tables`; `run_columns` loads it."""
-
-
-def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric | RunColumn]:
+def columns(table: Table, metrics: MetricSet | None = None) -> dict[str, Metric]:
     """Every column of a table in its order: per-sequence metrics, then run columns. `metrics` None means sinkscope's
     own."""
     metrics = registered() if metrics is None else metrics
     return {**metrics.tables.get(table, {}), **run_columns()[table]}
 
 
-def run_columns() -> dict[Table, dict[str, RunColumn]]:
+def run_columns() -> dict[Table, dict[str, Metric]]:
     """RUN_COLUMNS with those of every question."""
     for question in QUESTIONS.values():
         question.part("tables")
@@ -69,14 +52,14 @@ def metric_set(given: Iterable[Any] = ()) -> MetricSet:
 def run_column(
     table: Table, *, unit: str, range: str, source: str = "ours", map_place: int | None = None
 ) -> Callable[..., Callable[..., object]]:
-    """Declares a function of the whole run's values as a column. Raises SinkscopeError where the name is taken."""
+    """Declares a function of the whole run's values as a column without a standard error. Raises SinkscopeError where
+    the name is taken."""
 
     def declare(compute: Callable[..., object]) -> Callable[..., object]:
-        name = compute.__name__
-        if name in RUN_COLUMNS[table]:
-            raise SinkscopeError(f"column {name} of the whole run is declared a second time")
-        formula = formula_of(compute)
-        RUN_COLUMNS[table][name] = RunColumn(name, table, unit, range, formula, source, compute, map_place)
+        column = replace(metric_of(compute, table, unit, range, source), per="run", map_place=map_place)
+        if column.name in RUN_COLUMNS[table]:
+            raise SinkscopeError(f"column {column.name} of the whole run is declared a second time")
+        RUN_COLUMNS[table][column.name] = column
         return compute
 
     return declare

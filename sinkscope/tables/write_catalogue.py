@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from sinkscope.metrics import METRICS, Metric
@@ -16,7 +16,7 @@ from sinkscope.metrics.registry import ALWAYS, register
 from sinkscope.runs.questions import QUESTIONS, Question
 from sinkscope.runs.schema.table import Column
 from sinkscope.runs.schema.tables import SINK_COLUMNS, TOKEN_COLUMNS
-from sinkscope.tables.columns import RUN_COLUMNS, RunColumn
+from sinkscope.tables.columns import RUN_COLUMNS
 
 FILE = Path(__file__).parents[1] / "data" / "columns.json"
 
@@ -97,18 +97,9 @@ def _of_sinks() -> list[Column]:
     ]
 
 
-def _described(column: Metric | RunColumn) -> Column:
-    facts = (column.name, column.table, column.unit, column.range, column.formula, column.source)
-    if not isinstance(column, Metric):
-        return Column(*facts, per="run", map_place=column.map_place)
-    return Column(
-        *facts, shown=column.shown, sampled=column.sampled, measure=_on_request(column), dormant=column.dormant,
-        map_place=column.map_place,
-    )  # fmt: skip
-
-
-def _on_request(column: Metric) -> str | None:
-    return column.measure if column.table in ALWAYS else None
+def _described(metric: Metric) -> Column:
+    facts = {field.name: getattr(metric, field.name) for field in fields(Column)}
+    return Column(**facts | {"measure": metric.measure if metric.table in ALWAYS else None})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.metrics.registry import Metric, formula_of
+from sinkscope.metrics.registry import Metric, metric_of
 from sinkscope.metrics.residual import median_abs
 
 PerSequence = Float[Tensor, " sequence"]
@@ -105,8 +105,8 @@ and returns a value for each sequence."""
 
 def _column(unit: str, range: str) -> Callable[[Callable[[Sizes], PerSequence]], Callable[[Sizes], PerSequence]]:
     def declare(compute: Callable[[Sizes], PerSequence]) -> Callable[[Sizes], PerSequence]:
-        name = compute.__name__
-        INPUT_COLUMNS[name] = Metric(name, "modules", unit, range, formula_of(compute), "ours", compute)
+        column = metric_of(compute, "modules", unit, range)
+        INPUT_COLUMNS[column.name] = column
         return compute
 
     return declare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from sinkscope.metrics import Metric
 from sinkscope.questions.modules.columns import INPUT_COLUMNS
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean, most_frequent, sem
-from sinkscope.tables.columns import RUN_COLUMNS, RunColumn, run_column
+from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.values import Domain
 
 TABLE, PREFIX = "modules", "modules:"
@@ -40,12 +40,11 @@ def _declare(name: str, column: Metric) -> None:
     def error(run: ModuleRun) -> float:
         return float(sem(run.values[name]))
 
-    text = f"Standard error of {name} over sequences."
-    mean_column = RunColumn(name, TABLE, column.unit, column.range, column.formula, column.source, average)
-    RUN_COLUMNS[TABLE][name] = mean_column
-    RUN_COLUMNS[TABLE][f"{name}_sem"] = RunColumn(
-        f"{name}_sem", TABLE, column.unit, "[0, inf)", text, column.source, error
-    )
+    RUN_COLUMNS[TABLE][name] = replace(column, per="run", compute=average)
+    RUN_COLUMNS[TABLE][f"{name}_sem"] = replace(
+        column, name=f"{name}_sem", range="[0, inf)", formula=f"Standard error of {name} over sequences.", per="run",
+        compute=error,
+    )  # fmt: skip
 
 
 for _name, _column in INPUT_COLUMNS.items():
