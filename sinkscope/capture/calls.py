@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sinkscope.capture.masks.lazy import LazyMask, identity, made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, read_mask, strip
+from sinkscope.capture.private_doors import times_written
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,14 @@ class MaskReadings:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
+        self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A copy that no later pass writes into, made once however many layers share the tensor."""
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), times_written(tensor)
+        if key not in self._copies:
+            self._copies[key] = tensor, tensor.clone()
+        return self._copies[key][1]
 
     def read(self, call: AttentionCall, whole: Tensor | None = None, row: int | None = None) -> AttentionCall:
         """Returns `call` with its mask read. Where it was cut out of a padded batch, `whole` is the batch's mask and

@@ -6,7 +6,7 @@ Every tensor is detached, and kept by reference. Where something was written int
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import call_name
-from sinkscope.capture.views import Part
+from sinkscope.capture.views import Cut
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
 """What models call a cache that they are given or return: the first from transformers 5.24 on."""
@@ -27,6 +27,20 @@ NO_INPUT = ("mask", "labels", "position")
 """Parts of the names of tensors that a model is given beside its input."""
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
+
+
+MapPart = tuple[slice, Cut | None, MapRows]
+"""Rows of a batch, their cut and what was taken of their map: the whole batch (no cut), or one sequence of a padded
+batch."""
+
+
+@dataclass(frozen=True)
+class Onward:
+    """How a map goes on with the sequences of earlier passes: its cuts (None: no padding), and for each of its parts
+    the queries before it."""
+
+    cuts: list[Cut] | None
+    befores: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +98,7 @@ class Heard:
     Attributes:
         module: path of the module that made it. number: how many calls that module had made in the pass before.
         path: how the call was read, as in Site.
-        call: its tensors; None where only the model's own map was seen, whose sums are `parts`.
+        call: its tensors; None where only the model's own map was seen, of which `parts` were taken.
         query, key, value, output: as in AttentionMap.
         dropped: the output is that of attention after dropout.
         projection: path of the output projection; None where there is none.
@@ -97,7 +111,7 @@ class Heard:
     number: int
     path: str
     call: AttentionCall | None
-    parts: list[Part] | None
+    parts: list[MapPart] | None
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
@@ -144,6 +158,8 @@ class Pass:
         entered: paths of the modules that ran in it.
         idle: where it is a step over a cache whose passes so far all attended through transformers' interface, the
             modules that ran in them without attention, which need no hook; else None.
+        onward: takes the name of a call and the number of its keys, and says how its map goes on (None where no earlier
+            pass made the call); itself None in the first pass.
         shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
     """
 
@@ -165,6 +181,7 @@ class Pass:
     counts: Counter[str] = field(default_factory=Counter)
     entered: set[str] = field(default_factory=set)
     idle: frozenset[str] | None = None
+    onward: Callable[[str, int], Onward | None] | None = None
     shares: list[Share] | None = None
 
     @property

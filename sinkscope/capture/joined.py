@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.heard import Heard, Pass
+from sinkscope.capture.heard import Heard, Onward, Pass
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.capture.padded import OWN, TARGET, Padding, Side, valid_spans
 from sinkscope.capture.plan import INTERFACE
@@ -39,6 +39,8 @@ class Joined:
         self._idle: frozenset[str] | None = None
         self._told: set[str] = set()
         self._masks: dict[str, tuple[int, Tensor]] = {}
+        self._moved: Tensor | None = None
+        self._ended: list[Tensor] = []
 
     @property
     def length(self) -> int:
@@ -85,10 +87,15 @@ class Joined:
             self._idle = frozenset(set().union(*(one_pass.entered for one_pass in self.passes)) - self._told)
         return self._idle
 
+    def onward(self, name: str, keys: int) -> Onward | None:
+        """How the map of a call over so many keys goes on; see Onward."""
+        return self._sites[name].onward(keys) if name in self._sites else None
+
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`: the cache was put in this order."""
         if not self.passes:
             return
+        self._moved = rows if self._moved is None else self._moved[rows]
         self._taking.move(rows)
         for site in self._sites.values():
             site.move(rows)
@@ -113,11 +120,12 @@ class Joined:
                 if heard.name in self._sites and heard.call is not None:
                     heard.call = self._sites[heard.name].grouped(heard.call)
             self._take_back_slices(now)
+        live = self._live(now)
         masks = MaskReadings()
         for number, heard in enumerate(now.heard):
             if heard.changed:
                 raise SinkscopeError(f"{heard.name} writes into the tensors that it attends with: they cannot be read")
-            self._add(heard, now, number, masks)
+            self._add(heard, now, number, masks, live)
         if self.passes:
             self._check_same(now)
         self._taking.add(_tokens(now) if now.heard else 0)
@@ -129,6 +137,29 @@ class Joined:
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
         self.passes.append(now)
 
+    def _live(self, now: Pass) -> Tensor | None:
+        """[B]: the sequences that had not ended before a pass; None where none had."""
+        if self._moved is not None:
+            self._ended = [each[self._moved.to(each.device)] for each in self._ended]
+            self._moved = None
+        last = None if now.ids is None else self._last_tokens(now.ids)
+        if now.ids is None or last is None:
+            return None
+        if not self.passes:
+            over = torch.zeros(len(now.ids), dtype=torch.bool, device=now.ids.device)
+            self._ended = [over, over.long()]
+        if len(self._ended) != 2 or len(self._ended[0]) != len(now.ids):
+            return None
+        over, behind = self._ended
+        behind = behind + over * now.ids.shape[1]
+        self._ended = [over | torch.isin(now.ids, last).any(1) if self.passes else over, behind]
+        return ~over if bool(over.any()) else None
+
+    def _last_tokens(self, ids: Tensor) -> Tensor | None:
+        """The tokens that end a text; None where the model names none."""
+        told = getattr(getattr(self._model, "generation_config", None), "eos_token_id", None)
+        return None if told is None else torch.as_tensor(told, device=ids.device).view(-1)
+
     def _take_back_slices(self, now: Pass) -> None:
         """Takes back the newest tokens that somebody sliced off every layer of the cache without calling `crop`."""
         told = [self._sites[heard.name].cut_by(heard, self._taking) for heard in now.heard if heard.name in self._sites]
@@ -136,21 +167,21 @@ class Joined:
         if len(counts) == 1 and (count := counts.pop()):
             self.take_back(count)
 
-    def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings) -> None:
+    def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings, live: Tensor | None) -> None:
         around = {record.path: record for record in now.around if record.first <= number < record.past}
         if heard.name not in self._sites:
             if self.passes:
                 raise SinkscopeError(f"{heard.name} attended in a later pass over a cache, but not in the first")
             cross = stream_of(self._model, heard.module, False) == "cross"
             self._sites[heard.name] = Steps(heard, cross)
-        self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking)
+        self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live)
 
     def _check_same(self, now: Pass) -> None:
         missing = self._sites.keys() - {heard.name for heard in now.heard}
         if missing:
             raise SinkscopeError(
-                f"{min(missing)} computes attention in its own code, whose steps over a cache are not read: run "
-                "it with use_cache=False"
+                f"{min(missing)} attended in the first pass over a cache, but was not read in a later one: run it with "
+                "use_cache=False"
             )
 
     def padding(self, wholes: list[Whole]) -> tuple[Padding, list[Span] | None]:
@@ -165,12 +196,24 @@ class Joined:
         except ValueError as error:
             raise SinkscopeError(str(error)) from None
         spans, ends = sides[side].spans if side in sides else self._begun(wholes), self._ends()
+        self._check_ends(wholes, ends)
         if ends is not None:
             starts = [start for start, _ in spans] if spans else [0] * len(ends)
             spans = [*zip(starts, ends, strict=True)]
         if spans is not None and (ends is not None or side not in sides):
             sides |= {side: Side(spans, self.length)}
         return Padding(sides, self.ids is not None), spans
+
+    def _check_ends(self, wholes: list[Whole], ends: list[int] | None) -> None:
+        """Raises SinkscopeError where queries of maps were left out behind a token that ended no text."""
+        if not self._ended or all(whole.maps is None for whole in wholes):
+            return
+        behind = self._ended[1].tolist()
+        if behind != [0 if ends is None else self.length - ends[row] for row in range(len(behind))]:
+            raise SinkscopeError(
+                "a sequence goes on behind a token that ends texts, which is not read where a model computes attention "
+                "in its own code"
+            )
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
         """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""
@@ -200,10 +243,9 @@ class Joined:
         """The end of each sequence after the token that ends its text, where one and the same token fills the rest;
         None where no sequence has such an end."""
         ids, prompt = self.ids, _tokens(self.passes[0])
-        told = getattr(getattr(self._model, "generation_config", None), "eos_token_id", None)
-        if ids is None or told is None or len(self.passes) == 1:
+        last = None if ids is None else self._last_tokens(ids)
+        if ids is None or last is None or len(self.passes) == 1:
             return None
-        last = torch.as_tensor(told, device=ids.device).view(-1)
         ends = [_end(row, prompt, last) for row in ids]
         return ends if min(ends) < self.length else None
 

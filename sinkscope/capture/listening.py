@@ -26,6 +26,7 @@ from sinkscope.capture.heard import (
     Around,
     Heard,
     Kept,
+    Onward,
     Pass,
     Share,
     cache_given,
@@ -38,6 +39,7 @@ from sinkscope.capture.hooks import Ears
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
 from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
+from sinkscope.capture.kernels.map_walk import map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.output_projection import output_projection
@@ -46,8 +48,8 @@ from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.private_doors import in_backward
 from sinkscope.capture.registries import READ, is_own, uncompiled
-from sinkscope.capture.sites import head_counts, place_of, stream_of
-from sinkscope.capture.views import Views
+from sinkscope.capture.sites import call_name, head_counts, place_of, stream_of
+from sinkscope.capture.views import cut_maps
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"
@@ -68,17 +70,17 @@ class Listener:
     """Hears the passes of `model` while `listening()`.
 
     `begins(pass)` is asked before each pass whether it is wanted; `ended(pass)` gets each wanted one, also one that
-    raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `views` sums the maps that a
-    model forms itself. `keywords` gets the unknown keywords. One thread is heard at a time: the one that listens, and
-    that of a continuous batch while it runs a pass. `lock` is held for such a pass. `missed` gets the caches of the
-    passes that were not heard since another thread's was; None for a pass without a cache.
+    raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `keywords` gets the unknown
+    keywords. One thread is heard at a time: the one that listens, and that of a continuous batch while it runs a pass.
+    `lock` is held for such a pass. `missed` gets the caches of the passes that were not heard since another thread's
+    was; None for a pass without a cache.
     """
 
     def __init__(
         self, model: nn.Module, begins: Callable[[Pass], bool], ended: Callable[[Pass, bool], None],
-        unheard: Callable[[str], None], views: Views,
+        unheard: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.model, self._begins, self._ended, self._tell, self._views = model, begins, ended, unheard, views
+        self.model, self._begins, self._ended, self._tell = model, begins, ended, unheard
         self.keywords: dict[str, str] = {}
         self.missed: list[weakref.ref[Any] | None] = []
         self._frames: list[_Frame] = []
@@ -382,12 +384,19 @@ class Listener:
         seen = detached(found.unfolded(heads))
         queries, keys = seen.probabilities.shape[-2:]
         counts = head_counts(self.model, found.module)
-        if queries < 2 or (heads not in counts if counts else queries != keys):
+        if (queries < 2 and self._now.cache is None) or (counts and heads not in counts):
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self._now.heard}
-        cuts = self._now.padding.cuts(found.module, place, among)
-        parts = self._views.of_map(found.module, seen, cuts)
+        name = call_name(found.module, self._now.counts[found.module])
+        onward = None if self._now.onward is None else self._now.onward(name, keys)
+        if onward is None:
+            if not counts and queries != keys:
+                return
+            cuts = self._now.padding.cuts(found.module, place, among)
+            onward = Onward(cuts, [0] * (1 if cuts is None else len(cuts)))
+        maps = zip(cut_maps(found.module, seen, onward.cuts), onward.befores, strict=True)
+        parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
         heard.parts, heard.among = parts, frozenset(among)
 

@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.heard import Around, Heard, Kept
+from sinkscope.capture.heard import Around, Heard, Kept, Onward
 from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.kernels.map_walk import MapRows
+from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
-from sinkscope.capture.views import Part, Stream
+from sinkscope.capture.views import Cut, Part, Stream
 from sinkscope.errors import SinkscopeError
 
-JOINED = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "sinks", "window", "score"})
+JOINED = frozenset({
+    *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "score"),
+})  # fmt: skip
 """The fields of a call whose rows can be put together."""
 
 NO_WEIGHT = 1e-30
@@ -27,15 +31,18 @@ NO_WEIGHT = 1e-30
 
 @dataclass(eq=False)
 class Whole:
-    """One attention call over whole sequences: `call`, or the `parts` of a map that the model formed.
+    """One attention call over whole sequences: `call`, or what was taken of `maps` that the model formed: of the whole
+    batch (one), or of each sequence of a padded one.
 
-    The other tensors are as in AttentionMap, with every row. `stream` gives the residual stream around the call, from
-    the path of the block that holds it.
+    `queries`, `keys`: how many there are. The other tensors are as in AttentionMap, with every row. `stream` gives the
+    residual stream around the call, from the path of the block that holds it.
     """
 
     heard: Heard
+    queries: int
+    keys: int
     call: AttentionCall | None
-    parts: list[Part] | None
+    maps: list[MapRows] | None
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
@@ -43,15 +50,17 @@ class Whole:
     projected: Tensor | None
     stream: Callable[[str | None], Stream]
 
-    @property
-    def queries(self) -> int:
-        """Rows of the whole call."""
-        return self.heard.queries if self.query is None else self.query.shape[2]
-
-    @property
-    def keys(self) -> int:
-        """Keys of the whole call."""
-        return self.heard.keys if self.key is None else self.key.shape[2]
+    def parts(self, cuts: list[Cut] | None) -> list[Part]:
+        """The sums of maps, cut as `cuts`."""
+        assert self.maps is not None
+        if cuts is None:
+            return [(slice(0, self.heard.rows), None, self.maps[0].sums(), {})]
+        own = self.maps if len(self.maps) == len(cuts) else [self.maps[0].row(cut.index) for cut in cuts]
+        counts = [len(range(*cut.rows(self.queries).indices(self.queries))) for cut in cuts]
+        return [
+            (cut.batch_row, cut, rows.begun(count).sums(), {})
+            for cut, rows, count in zip(cuts, own, counts, strict=True)
+        ]
 
 
 class Steps:
@@ -69,23 +78,29 @@ class Steps:
         self._visible: list[Visibility] = []
         self._offsets: list[int] = []
         self._sums = SlotSums()
+        self._maps: MapSteps | None = None
         self._held: StillCached | None = None
         self._rolling: int | None = None
         self._slots = self._rows = 0
         self._moved = False
 
-    def add(self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking) -> None:
-        """Adds the rows of a pass. `before`: the passes before it. Raises SinkscopeError where it does not go on where
-        they ended."""
+    def add(
+        self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking,
+        live: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Adds the rows of a pass. `before`: the passes before it. `live` [B]: the sequences that had not ended; None =
+        all. Raises SinkscopeError where it does not go on where they ended."""
         call = heard.call
-        if self._heard and (call is None or not self._calls):
+        if self._heard and (call is None) != (self._maps is not None):
             raise SinkscopeError(
-                f"{heard.name} computes attention in its own code, whose steps over a cache are not read: run "
-                "it with use_cache=False"
+                f"{heard.name} computes attention in its own code in some passes over a cache alone, which is not "
+                "read: run it with use_cache=False"
             )
-        if call is not None and cached:
+        if call is None:
+            self._add_map(heard, cached, live)
+        elif cached:
             call = self._of_cache(heard, call, masks, before)
-        elif call is not None:
+        else:
             call = masks.read(call)
         if call is not None:
             self._calls.append(call)
@@ -93,6 +108,19 @@ class Steps:
         self._heard.append(heard)
         self._around.append(around)
         self._rows += heard.queries
+
+    def _add_map(self, heard: Heard, cached: bool, live: Tensor | None) -> None:
+        if self._maps is None:
+            self._maps = MapSteps(heard, self.cross or not cached)
+        else:
+            self._maps.add(heard, live)
+            before = self._heard[-1]
+            before.key, before.value, before.versions = None, None, ()  # this pass has these tokens' too
+        heard.parts = None  # every step's columns are T^2
+
+    def onward(self, keys: int) -> Onward | None:
+        """How the map of the next pass goes on; see Onward."""
+        return None if self._maps is None else self._maps.onward(keys)
 
     def grouped(self, call: AttentionCall) -> AttentionCall:
         """The call with as many KV heads as the first pass had: a model may repeat each for its query heads in some
@@ -132,6 +160,8 @@ class Steps:
 
     def take_back(self, taken: list[Taken]) -> None:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
+        if self._maps is not None:
+            self._maps.taken_back = True
         if not self._keys or self.cross:
             return
         sizes = zip(taken, self._keys, strict=True)
@@ -145,6 +175,8 @@ class Steps:
 
     def move(self, rows: Tensor) -> None:
         """Goes on with the sequences at `rows` of the last pass."""
+        if self._maps is not None:
+            self._maps.move(rows)
         self._sums.move(rows)
         if self._held is not None:
             self._held.move(rows)
@@ -152,7 +184,7 @@ class Steps:
     def _of_cache(self, heard: Heard, call: AttentionCall, masks: MaskReadings, passes: Taking) -> AttentionCall:
         """The call without the keys that a static cache has still to fill; keeps its new keys and their place."""
         before, new, keys = self._rows, heard.queries, heard.keys
-        call = masks.read(call)
+        call = masks.read(call if call.bias is None else replace(call, bias=masks.own(call.bias)))
         visible = call.visible
         if not self._heard and not self.cross and keys != new:
             self.cross = not (keys > new and int(visible.reach[3].max()) <= new)
@@ -169,13 +201,13 @@ class Steps:
             return call
         total = before + new
         if keys > total:
-            if visible.mask is not None or int(visible.reach[3].max()) > total:
+            if int(visible.reach[3].max()) > total:
                 raise SinkscopeError(f"{heard.name} attends to {keys} keys where its cache holds {total} tokens")
             call = replace(
-                call, key=call.key[:, :, :total], value=call.value[:, :, :total], mask=_cut(call.mask, total)
-            )
-            assert visible.spans is not None
-            call = call.with_visible(from_spans(*visible.spans, total))
+                call, key=call.key[:, :, :total], value=call.value[:, :, :total], mask=_cut(call.mask, total),
+                bias=_cut(call.bias, total),
+            )  # fmt: skip
+            call = masks.read(call) if visible.spans is None else call.with_visible(from_spans(*visible.spans, total))
         fresh = self._keep(call, passes)
         if not self._heard:  # the cache's own tensors may be written into
             return replace(call, key=fresh[0], value=fresh[1]).with_visible(call.visible)
@@ -243,22 +275,33 @@ class Steps:
     def whole(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> Whole:
         """The call over whole sequences. `known`: what was joined of masks that other calls share. `taken`: what
         belongs to the sequences of each pass."""
-        first = self._heard[0]
-        cut = taken[0].tokens is not None
-        if not self._calls and cut:
-            raise SinkscopeError(f"{self.name} computes attention in its own code, of tokens that its cache took back")
-        if len(self._heard) == 1 and not cut:
-            call = self._calls[0] if self._calls else None
-            key, value = (first.key, first.value) if call is None else (call.key, call.value)
-            stream = partial(self._stream, taken)
-            return Whole(first, call, first.parts, first.query, key, value, first.output, first.projected, stream)
+        first, stream = self._heard[0], partial(self._stream, taken)
+        if self._maps is not None:
+            return self._whole_maps(self._maps, taken)
+        if len(self._heard) == 1 and taken[0].tokens is None:
+            call = self._calls[0]
+            return Whole(
+                first, *call.lengths, call, None, first.query, call.key, call.value, first.output, first.projected,
+                stream,
+            )  # fmt: skip
         call = self._joined_call(known, taken)
-        output, read_next = (
-            _along([getattr(heard, name) for heard in self._heard], taken, 1) for name in ("output", "projected")
+        output, read_next = self._rows_of("output", taken, 1), self._rows_of("projected", taken, 1)
+        return Whole(first, *call.lengths, call, None, call.query, call.key, call.value, output, read_next, stream)
+
+    def _whole_maps(self, maps: MapSteps, taken: list[Taken]) -> Whole:
+        last, found = self._heard[-1], maps.parts()
+        keys = last.keys if maps.cross else maps.queries
+        key, value = (None if tensor is None else tensor[:, :, :keys] for tensor in (last.key, last.value))
+        query, output, read_next = (
+            self._rows_of(name, taken, axis) for name, axis in (("query", 2), ("output", 1), ("projected", 1))
         )
         return Whole(
-            first, call, None, call.query, call.key, call.value, output, read_next, partial(self._stream, taken)
-        )
+            self._heard[0], maps.queries, keys, None, found, query, key, value, output, read_next,
+            partial(self._stream, taken),
+        )  # fmt: skip
+
+    def _rows_of(self, name: str, taken: list[Taken], axis: int) -> Tensor | None:
+        return _along([getattr(heard, name) for heard in self._heard], taken, axis)
 
     def _joined_call(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> AttentionCall:
         calls = self._calls
@@ -267,24 +310,53 @@ class Steps:
             key, value = (taken[0].batch(pieces[0]) for pieces in (self._keys, self._values))
         else:
             key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
-        for call, visible in zip(calls, self._visible, strict=True):
+        for call in calls:
             beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
-            if visible.spans is None or beyond or (call.sinks is not None and call.sinks.shape[2] != 1):
-                what = beyond[0] if beyond else "mask" if visible.spans is None else "sinks"
+            if beyond or (call.sinks is not None and call.sinks.shape[2] != 1):
                 raise SinkscopeError(
-                    f"the {what} of {self.name} changes from step to step over a cache, which is not read: run it "
-                    "with use_cache=False"
+                    f"the {beyond[0] if beyond else 'sinks'} of {self.name} changes from step to step over a cache, "
+                    "which is not read: run it with use_cache=False"
                 )
+        biases = [call.bias for call in calls]
+        if self._held is not None and (
+            any(v.spans is None for v in self._visible) or any(b is not None for b in biases)
+        ):
+            raise SinkscopeError(
+                f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
+                "use_cache=False"
+            )
         shared: tuple[object, ...] = (*map(id, self._visible), *self._offsets, key.shape[2])
         if self._held is not None:
             end = _ends_of_heads(self._held.end, query.shape[1])
             shared = (end.shape, end.cpu().numpy().tobytes(), key.shape[2])
         if shared not in known:
-            joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
-            known[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
+            if any(visible.spans is None for visible in self._visible):
+                mask = self._rows_of_keys([visible.mask for visible in self._visible], taken, key.shape[2])
+                known[shared] = read_mask(mask, False, query.shape[2], key.shape[2], query.device)
+            else:
+                joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
+                known[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
         visible = known[shared]
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
-        return replace(calls[0], query=query, key=key, value=value, mask=mask, causal=False).with_visible(visible)
+        bias = None if biases[0] is None else self._rows_of_keys(biases, taken, key.shape[2])
+        call = replace(calls[0], query=query, key=key, value=value, mask=mask, bias=bias, causal=False)
+        return call.with_visible(visible)
+
+    def _rows_of_keys(self, pieces: list[Tensor | None], taken: list[Taken], keys: int) -> Tensor:
+        """(b | 1, h | 1, T, keys): what the passes' masks or biases say of the keys that their queries had, of which
+        the first stands at the pass's offset; the others are hidden."""
+        rows = list[Tensor]()
+        for piece, offset, part, call in zip(pieces, self._offsets, taken, self._calls, strict=True):
+            if piece is None or (rows and piece.dtype != rows[0].dtype):
+                raise SinkscopeError(
+                    f"{self.name} has a mask or a bias in some passes over a cache alone, which is not read: run it "
+                    "with use_cache=False"
+                )
+            own = part.shared(piece.expand(-1, -1, call.query.shape[2], -1), 2)
+            hidden = False if piece.dtype == torch.bool else torch.finfo(piece.dtype).min
+            rows.append(torch.nn.functional.pad(own, (offset, keys - offset - own.shape[3]), value=hidden))
+        sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
+        return torch.cat([row.expand(*sizes, -1, -1) for row in rows], 2)
 
     def _edges(self, edge: int, taken: list[Taken]) -> Tensor:
         """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""

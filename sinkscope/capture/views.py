@@ -40,6 +40,16 @@ class Cut:
         self._valid = {side: None if part is None else (slice(*part[0]), part[1])
                        for side, part in (("queries", queries), ("keys", keys))}  # fmt: skip
 
+    def valid(self, keys: int) -> tuple[int, int, int]:
+        """The first valid key, the one after the last, and how many keys there are, padding included."""
+        valid = self._valid["keys"]
+        return (0, keys, keys) if valid is None else (valid[0].start, valid[0].stop, valid[1])
+
+    def keys_alone(self, index: int) -> Cut:
+        """The cut of a sequence whose keys alone are padded, as those of this one."""
+        start, stop, length = self.valid(0)
+        return Cut(index, None, ((start, stop), length) if length else None)
+
     def check(self, name: str, batch: int, sizes: tuple[int, int], sequences: int) -> None:
         """Raises SinkscopeError where padding cannot be located: the queries are not the batch's positions, or keys
         that are another sequence's are not that one's. `sizes`: numbers of queries and of keys."""
@@ -199,7 +209,7 @@ class Views:
 
     def of_map(self, name: str, seen: AttentionMap, cuts: list[Cut] | None) -> list[Part]:
         """The parts of a map that the model computed itself."""
-        cut_map = _cut_map(name, seen, cuts)
+        cut_map = cut_maps(name, seen, cuts)
         return [(rows, cut, map_sums(part), readings(self.readers, part)) for rows, cut, part in cut_map]
 
     def view(self, pending: Pending, own: Part, stream: Stream) -> LayerView:
@@ -250,7 +260,8 @@ class Views:
         return entry[1]
 
 
-def _cut_map(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
+def cut_maps(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:
+    """A map of the whole batch, or of each sequence of a padded one. Raises as `Cut.check`."""
     batch, _, queries, keys = seen.probabilities.shape
     if cuts is None:
         yield slice(0, batch), None, seen

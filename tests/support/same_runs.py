@@ -6,10 +6,12 @@ import numpy as np
 
 from sinkscope import Run
 
+TABLES = ("heads", "layers", "length_curve")
 
-def assert_same(one: Run, other: Run, atol: float = 1e-5) -> None:
+
+def assert_same(one: Run, other: Run, atol: float = 1e-5, tables: tuple[str, ...] = TABLES) -> None:
     """The two runs' tables hold the same numbers, and lack the same."""
-    for name in ("heads", "layers", "length_curve"):
+    for name in tables:
         left, right = getattr(one, name), getattr(other, name)
         numbers = left.select_dtypes("number").columns
         assert list(left.columns) == list(right.columns)

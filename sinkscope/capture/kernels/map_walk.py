@@ -1,11 +1,14 @@
-"""The sums of `walk`, taken from an attention map that the model's own code has formed.
+"""The sums of `walk`, taken from attention maps that the model's own code has formed.
 
-The map is read in blocks of queries, one layer at a time, and not kept.
+A map is read in blocks of queries, one layer at a time, and not kept. Where passes over a cache go on with a sequence,
+each forms the map of its own queries: what is taken of these is put together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,112 +53,218 @@ class AttentionMap:
         return self.logits[:, :, rows].to(self.dtype).softmax(-1)[..., : self.probabilities.shape[-1]]
 
 
-def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
-    """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
+QUERIES = ("first", "diagonal", "previous", "entropy", "total", "margin", "gap", "largest", "visible", "sees_first")
+KEYS = ("columns", "seen_by")
+EARLY_KEYS = ("early", "early_seen_by")
+"""The tensors of MapRows by their last axis."""
 
-    logit_gap is NaN for a query that does not see all keys that its causal order allows, because the logits of masked
-    keys are lost. Without logits, margin and logit_gap are NaN and a probability of 0 counts as masked.
+
+@dataclass
+class MapRows:
+    """What is taken of the queries of a map: all of them, or those that a pass over a cache adds.
+
+    The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query, and `total` is its sum of
+    probabilities. `early`, `early_seen_by`: `columns` and `seen_by` of the first 64 queries; None where the 64th is not
+    among these. `later`: some query sees a later key. `logits`: the map is the softmax of known logits. `sinks`: these
+    are more than the keys.
     """
-    walk = _MapWalk(seen)
-    batch, heads, queries, keys = seen.probabilities.shape
-    for start, stop in block_edges(queries, 2 * batch * heads * keys * 4, seen.probabilities.device, block_bytes):
-        walk.block(start, stop)
-    return walk.finish()
 
+    first: Tensor
+    diagonal: Tensor
+    previous: Tensor
+    entropy: Tensor
+    total: Tensor
+    margin: Tensor
+    gap: Tensor
+    largest: Tensor
+    visible: Tensor
+    sees_first: Tensor
+    columns: Tensor
+    seen_by: Tensor
+    early: Tensor | None
+    early_seen_by: Tensor | None
+    later: bool
+    logits: bool
+    sinks: bool
 
-class _MapWalk:
-    def __init__(self, seen: AttentionMap) -> None:
-        self.seen = seen
-        batch, heads, queries, keys = seen.probabilities.shape
-        self.queries, self.keys = queries, keys
-        self.dtype = seen.dtype
+    @property
+    def queries(self) -> int:
+        """Tq."""
+        return self.first.shape[-1]
 
-        def rows() -> Tensor:
-            return torch.full((batch, heads, queries), torch.nan, dtype=self.dtype, device=seen.probabilities.device)
+    @property
+    def keys(self) -> int:
+        """Tk."""
+        return self.columns.shape[-1]
 
-        self.first, self.diagonal, self.previous = rows(), rows(), rows()
-        self.entropy, self.total, self.margin, self.gap = rows(), rows(), rows(), rows()
-        self.largest = torch.zeros_like(self.first, dtype=torch.bool)
-        self.visible = torch.zeros_like(self.first, dtype=torch.long)
-        self.sees_first = torch.zeros_like(self.largest)
-        self.columns = self.first.new_zeros(batch, heads, keys)
-        self.early: Tensor | None = None
-        self.seen_by = self.visible.new_zeros(batch, heads, keys)
-        self.early_seen_by: Tensor | None = None
-        self.later = False
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a later key."""
+        return self.queries == self.keys and not self.later
 
-    def block(self, start: int, stop: int) -> None:
-        """Adds queries start..stop to every sum."""
-        rows = slice(start, stop)
-        shares = self.seen.shares(rows)
-        if self.seen.logits is None:
-            shown = shares > 0
-            peak = shares.amax(-1)
-            self.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
-        else:
-            shown = self._from_logits(rows, self.seen.logits[:, :, rows].to(self.dtype))
-        self.visible[..., rows] = shown.sum(-1)
-        self.sees_first[..., rows] = shown[..., 0]
-        self.later |= bool(shown.triu(start + 1).any())
-        self.seen_by += shown.sum(-2)
-        self.first[..., rows] = shares[..., 0]
-        self.entropy[..., rows] = torch.special.entr(shares).sum(-1)
-        self.total[..., rows] = shares.sum(-1)
-        self.columns += shares.sum(-2)
-        if stop == EARLY:
-            self.early = self.columns[..., :EARLY].clone()
-            self.early_seen_by = self.seen_by[..., :EARLY].clone()
-        diagonal, before = shares.diagonal(start, -2, -1), shares.diagonal(start - 1, -2, -1)
-        self.diagonal[..., start : start + diagonal.shape[-1]] = diagonal
-        skip = 1 if start == 0 else 0
-        self.previous[..., start + skip : start + skip + before.shape[-1]] = before
+    def changed(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> MapRows:
+        """The same with every tensor changed, or those of these names."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        changes: dict[str, Any] = {name: change(kept[name]) for name in kept if names is None or name in names}
+        return replace(self, **changes)
 
-    def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
-        """Fills margin, gap and largest for a block of queries; returns which keys each query sees."""
-        peak = logits.amax(-1, keepdim=True)
-        shown = logits > peak - HIDDEN_GAP
-        kept = logits.masked_fill(~shown, -torch.inf)
-        margin = kept[..., 0] - kept[..., 1:].logsumexp(-1)
-        self.margin[..., rows] = margin.masked_fill(~margin.isfinite(), torch.nan)
-        shown = shown[..., : self.keys]
-        inside = logits[..., : self.keys]
-        self.largest[..., rows] = (inside[..., 0] >= inside.amax(-1)) & shown[..., 0]
-        mean = inside.masked_fill(~shown, 0.0).sum(-1) / shown.sum(-1)
-        self.gap[..., rows] = inside[..., 0] - mean
-        return shown
+    def row(self, index: int) -> MapRows:
+        """One sequence of the batch."""
+        return self.changed(lambda tensor: tensor[index : index + 1])
 
-    def _seen_by_order(self, causal: bool) -> None:
-        """Sets who sees a key by the causal order alone: without logits, an attention of 0 may be of a seen key."""
-        for target, queries in ((self.seen_by, self.queries), (self.early_seen_by, EARLY)):
-            if target is not None:
-                steps = torch.arange(target.shape[-1], device=target.device)
-                target.copy_(queries - steps if causal else steps.new_full((1,), queries))
+    def weighed(self, sequences: Tensor) -> MapRows:
+        """The same with 0 in the sums over queries of the sequences [B] that are False."""
+        return self.changed(lambda sums: sums * sequences[:, None, None].to(sums.device), (*KEYS, *EARLY_KEYS))
 
-    def finish(self) -> AttentionSums:
-        seen, square = self.seen, self.queries == self.keys
-        causal = square and not self.later
+    def begun(self, queries: int) -> MapRows:
+        """The same of a sequence that ends after so many queries. No later query is in its `columns`."""
+        if queries >= self.queries:
+            return self
+        cut = self.changed(lambda tensor: tensor[..., :queries], QUERIES)
+        if self.keys == self.queries:
+            cut = cut.changed(lambda tensor: tensor[..., :queries], KEYS)
+        return cut if queries >= EARLY else replace(cut, early=None, early_seen_by=None)
+
+    def sums(self) -> AttentionSums:
+        """The sums of all queries. logit_gap is NaN for a query that does not see all keys that its causal order
+        allows, because the logits of masked keys are lost."""
+        square, causal = self.queries == self.keys, self.causal
         whole = torch.arange(1, self.queries + 1, device=self.gap.device) if causal else self.keys
-        sinks = seen.logits is not None and seen.logits.shape[-1] > self.keys
-        distribution = seen.logits is not None or bool(((self.total - 1).abs() < NORMALISED).all())
-        if square:
-            self.previous[..., 0] = 0.0
-        if seen.logits is None:
-            self._seen_by_order(causal)
+        distribution = self.logits or bool(((self.total - 1).abs() < NORMALISED).all())
+        previous = self.previous.clone()
+        previous[..., 0] = 0.0
+        seen_by, early_seen_by = self.seen_by, self.early_seen_by
+        if not self.logits:  # an attention of 0 may be of a seen key: the causal order alone tells
+            seen_by = self._by_order(seen_by, self.queries)
+            early_seen_by = None if early_seen_by is None else self._by_order(early_seen_by, EARLY)
         return AttentionSums(
             first=self.first,
             diagonal=self.diagonal if square else None,
-            previous=self.previous if square else None,
+            previous=previous if square else None,
             entropy=self.entropy if distribution else torch.full_like(self.entropy, torch.nan),
             margin=self.margin,
-            learned_sink=1 - self.total if sinks else torch.zeros_like(self.total),
+            learned_sink=1 - self.total if self.sinks else torch.zeros_like(self.total),
             first_is_largest=self.largest,
             logit_gap=self.gap.masked_fill(self.visible != whole, torch.nan),
             columns=self.columns,
             early_columns=self.early,
             visible=self.visible,
             sees_first=self.sees_first,
-            seen_by=self.seen_by,
-            early_seen_by=self.early_seen_by,
+            seen_by=seen_by,
+            early_seen_by=early_seen_by,
             causal=causal,
             row_total=None if distribution else self.total,
         )
+
+    def _by_order(self, seen_by: Tensor, queries: int) -> Tensor:
+        """Who of so many queries sees each key by the causal order, or where there is none."""
+        steps = torch.arange(seen_by.shape[-1], device=seen_by.device)
+        return (queries - steps if self.causal else steps.new_full((1,), queries)).expand_as(seen_by)
+
+
+def following(passes: Sequence[MapRows]) -> MapRows:
+    """The queries of passes over one cache, in their order, as one map would give them. Each sees as many keys as the
+    pass before it, or more."""
+    if len(passes) == 1:
+        return passes[0]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(rows, name) for rows in passes], -1) for name in QUERIES}
+    for name, early in zip(KEYS, EARLY_KEYS, strict=True):
+        tensors[early], so_far = None, getattr(passes[0], name)[..., :0]
+        for rows in passes:
+            begun = getattr(rows, early)
+            if begun is not None:
+                tensors[early] = begun + _padded(so_far, begun.shape[-1])
+            so_far = getattr(rows, name) + _padded(so_far, rows.keys)
+        tensors[name] = so_far
+    return MapRows(
+        **tensors, later=any(rows.later for rows in passes), logits=all(rows.logits for rows in passes),
+        sinks=any(rows.sinks for rows in passes),
+    )  # fmt: skip
+
+
+def _padded(tensor: Tensor, keys: int) -> Tensor:
+    """The sums of the first keys, so many: 0 for those that no query has seen yet."""
+    return torch.nn.functional.pad(tensor, (0, keys - tensor.shape[-1]))
+
+
+def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
+    """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
+
+    logit_gap is NaN for a query that does not see all keys that its causal order allows, because the logits of masked
+    keys are lost. Without logits, margin and logit_gap are NaN and a probability of 0 counts as masked.
+    """
+    return map_rows(seen, block_bytes=block_bytes).sums()
+
+
+def map_rows(seen: AttentionMap, before: int = 0, block_bytes: int | None = None) -> MapRows:
+    """What is taken of a map. `before`: the queries of passes before it, over the same cache."""
+    walk = _MapWalk(seen, before)
+    batch, heads, queries, keys = seen.probabilities.shape
+    row_bytes, device = 2 * batch * heads * keys * 4, seen.probabilities.device
+    for start, stop in block_edges(queries, row_bytes, device, block_bytes, EARLY - before):
+        walk.block(start, stop)
+    return walk.rows
+
+
+class _MapWalk:
+    def __init__(self, seen: AttentionMap, before: int) -> None:
+        self.seen, self.before = seen, before
+        batch, heads, queries, keys = seen.probabilities.shape
+
+        def rows() -> Tensor:
+            return torch.full((batch, heads, queries), torch.nan, dtype=seen.dtype, device=seen.probabilities.device)
+
+        first = rows()
+        largest = torch.zeros_like(first, dtype=torch.bool)
+        visible = torch.zeros_like(first, dtype=torch.long)
+        logits = seen.logits is not None
+        self.rows = MapRows(
+            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), margin=rows(), gap=rows(),
+            largest=largest, visible=visible, sees_first=torch.zeros_like(largest),
+            columns=first.new_zeros(batch, heads, keys), seen_by=visible.new_zeros(batch, heads, keys),
+            early=None, early_seen_by=None, later=False, logits=logits,
+            sinks=seen.logits is not None and seen.logits.shape[-1] > keys,
+        )  # fmt: skip
+
+    def block(self, start: int, stop: int) -> None:
+        """Adds queries start..stop to every sum."""
+        taken, rows = self.rows, slice(start, stop)
+        shares = self.seen.shares(rows)
+        if self.seen.logits is None:
+            shown = shares > 0
+            peak = shares.amax(-1)
+            taken.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
+        else:
+            shown = self._from_logits(rows, self.seen.logits[:, :, rows].to(self.seen.dtype))
+        taken.visible[..., rows] = shown.sum(-1)
+        taken.sees_first[..., rows] = shown[..., 0]
+        own = start + self.before
+        taken.later |= bool(shown.triu(own + 1).any())
+        taken.seen_by += shown.sum(-2)
+        taken.first[..., rows] = shares[..., 0]
+        taken.entropy[..., rows] = torch.special.entr(shares).sum(-1)
+        taken.total[..., rows] = shares.sum(-1)
+        taken.columns += shares.sum(-2)
+        if stop + self.before == EARLY:
+            taken.early = taken.columns[..., :EARLY].clone()
+            taken.early_seen_by = taken.seen_by[..., :EARLY].clone()
+        diagonal, previous = shares.diagonal(own, -2, -1), shares.diagonal(own - 1, -2, -1)
+        taken.diagonal[..., start : start + diagonal.shape[-1]] = diagonal
+        skip = 1 if own == 0 else 0
+        taken.previous[..., start + skip : start + skip + previous.shape[-1]] = previous
+
+    def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
+        """Fills margin, gap and largest for a block of queries; returns which keys each query sees."""
+        taken = self.rows
+        peak = logits.amax(-1, keepdim=True)
+        shown = logits > peak - HIDDEN_GAP
+        kept = logits.masked_fill(~shown, -torch.inf)
+        margin = kept[..., 0] - kept[..., 1:].logsumexp(-1)
+        taken.margin[..., rows] = margin.masked_fill(~margin.isfinite(), torch.nan)
+        shown = shown[..., : taken.keys]
+        inside = logits[..., : taken.keys]
+        taken.largest[..., rows] = (inside[..., 0] >= inside.amax(-1)) & shown[..., 0]
+        mean = inside.masked_fill(~shown, 0.0).sum(-1) / shown.sum(-1)
+        taken.gap[..., rows] = inside[..., 0] - mean
+        return shown

@@ -83,11 +83,11 @@ class AttentionSums:
 
 
 def block_edges(
-    queries: int, row_bytes: int, device: torch.device, block_bytes: int | None = None
+    queries: int, row_bytes: int, device: torch.device, block_bytes: int | None = None, early: int = EARLY
 ) -> list[tuple[int, int]]:
-    """Cuts 0..queries into blocks of a multiple of 16 rows; with more than EARLY queries there is an edge at EARLY."""
+    """Cuts 0..queries into blocks of a multiple of 16 rows. Where `early` is inside, there is an edge."""
     if block_bytes is None:
         block_bytes = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
     rows = max(16, block_bytes // row_bytes // 16 * 16)
-    edges = sorted({*range(0, queries, rows), *((EARLY,) if queries > EARLY else ()), queries})
+    edges = sorted({*range(0, queries, rows), *((early,) if 0 < early < queries else ()), queries})
     return list(itertools.pairwise(edges))

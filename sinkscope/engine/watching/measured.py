@@ -131,8 +131,7 @@ class Measurer:
 
     def _add(self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None) -> None:
         if whole.call is None:
-            assert whole.parts is not None
-            parts = whole.parts
+            parts = whole.parts(cuts)
         else:
             output, parts = self.views.of_call(site.name, whole.call, masks, cuts)
             if whole.output is not None and not whole.heard.dropped:
@@ -206,8 +205,8 @@ def _rows(joined: Joined, wholes: list[Whole]) -> int:
 def _seen(whole: Whole) -> Seen:
     heard, call = whole.heard, whole.call
     if call is None:
-        assert whole.parts is not None
-        causal = all(sums.causal for _, _, sums, _ in whole.parts)
+        assert whole.maps is not None
+        causal = all(rows.causal for rows in whole.maps)
     else:
         causal = call.visible.causal
     return Seen(

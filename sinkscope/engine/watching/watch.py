@@ -70,7 +70,7 @@ class Watch:
         self._quantities = quantity_set(measured, self._request.lengths)
         self._views = Views(self._checkpoint.model, epsilon, weights_change=True)
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
-        self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._leave_out, self._views)
+        self._listener = Listener(self._checkpoint.model, self._wants, self._ended, self._leave_out)
         self._every, self._limit = every, limit
         self._stack: ExitStack | None = None
         self.reset()
@@ -169,7 +169,8 @@ class Watch:
             wanted, self._current = self._turn(
                 now.cache, now.before, "a cache that was filled outside the watch, or a copy of one,"
             )
-            now.idle = None if self._current is None else self._current.idle
+            if self._current is not None:
+                now.idle, now.onward = self._current.idle, self._current.onward
             return wanted
 
     def _wants_some(self, now: Pass, shares: list[Share]) -> bool:
