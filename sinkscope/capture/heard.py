@@ -153,6 +153,7 @@ class Pass:
         cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
         padding: what the masks say, for the maps that are read at once.
         unmatched, split: as in InlineWatch.
+        over_cache: the name and the queries of a call that has more keys and whose map was not kept; None = no such.
         refused: why the pass cannot be read; None where it can.
         counts: attention calls of each module so far.
         entered: paths of the modules that ran in it.
@@ -176,6 +177,7 @@ class Pass:
     around: list[Around] = field(default_factory=list)
     unmatched: set[str] = field(default_factory=set)
     split: set[str] = field(default_factory=set)
+    over_cache: tuple[str, int] | None = None
     refused: str | None = None
     padding: Padding = field(default_factory=Padding)
     counts: Counter[str] = field(default_factory=Counter)
@@ -195,6 +197,14 @@ class Pass:
             for number in range(around.first, around.past)
             if self.heard[number].module == around.path
         }
+
+
+def not_followed(name: str, queries: int) -> str:
+    """Why a call with more keys than queries is left out, where no cache object of transformers says whose keys they
+    are."""
+    if queries == 1:
+        return f"{name} attends from one position alone: pooling, or a cache of the model's own, which is not followed"
+    return f"{name} attends to keys of earlier passes: a cache of the model's own is not followed"
 
 
 def detached(record: Record) -> Record:

@@ -384,11 +384,15 @@ class Listener:
         seen = detached(found.unfolded(heads))
         queries, keys = seen.probabilities.shape[-2:]
         counts = head_counts(self.model, found.module)
-        if (queries < 2 and self._now.cache is None) or (counts and heads not in counts):
+        if counts and heads not in counts:
+            return
+        name = call_name(found.module, self._now.counts[found.module])
+        if self._now.cache is None and (queries < 2 or (not counts and queries != keys)):
+            if queries < keys and not bool(seen.probabilities.triu(keys - queries + 1).any()):
+                self._now.over_cache = name, queries
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self._now.heard}
-        name = call_name(found.module, self._now.counts[found.module])
         onward = None if self._now.onward is None else self._now.onward(name, keys)
         if onward is None:
             if not counts and queries != keys:

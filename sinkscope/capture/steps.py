@@ -34,8 +34,9 @@ class Whole:
     """One attention call over whole sequences: `call`, or what was taken of `maps` that the model formed: of the whole
     batch (one), or of each sequence of a padded one.
 
-    `queries`, `keys`: how many there are. The other tensors are as in AttentionMap, with every row. `stream` gives the
-    residual stream around the call, from the path of the block that holds it.
+    `queries`, `keys`: how many there are. `cross`: the keys are named as another text's. The other tensors are as in
+    AttentionMap, with every row. `stream` gives the residual stream around the call, from the path of the block that
+    holds it.
     """
 
     heard: Heard
@@ -43,12 +44,21 @@ class Whole:
     keys: int
     call: AttentionCall | None
     maps: list[MapRows] | None
+    cross: bool
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
     output: Tensor | None
     projected: Tensor | None
     stream: Callable[[str | None], Stream]
+
+    @property
+    def ends(self) -> Tensor:
+        """[Tq]: the key after the last one that any sequence lets a query see; of a map, the most keys that it sees."""
+        if self.call is not None:
+            return self.call.visible.reach[3].cpu()
+        assert self.maps is not None
+        return self.maps[0].visible.amax((0, 1)).cpu()
 
     def parts(self, cuts: list[Cut] | None) -> list[Part]:
         """The sums of maps, cut as `cuts`."""
@@ -67,7 +77,7 @@ class Steps:
     """The rows of one attention call so far. `cross`: its keys are another text's."""
 
     def __init__(self, heard: Heard, cross: bool) -> None:
-        self.name, self.cross = heard.name, cross
+        self.name, self.cross, self.named_cross = heard.name, cross, cross
         self.changed: list[Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
@@ -281,12 +291,24 @@ class Steps:
         if len(self._heard) == 1 and taken[0].tokens is None:
             call = self._calls[0]
             return Whole(
-                first, *call.lengths, call, None, first.query, call.key, call.value, first.output, first.projected,
-                stream,
+                first, *call.lengths, call, None, self.named_cross, first.query, call.key, call.value, first.output,
+                first.projected, stream,
             )  # fmt: skip
         call = self._joined_call(known, taken)
         output, read_next = self._rows_of("output", taken, 1), self._rows_of("projected", taken, 1)
-        return Whole(first, *call.lengths, call, None, call.query, call.key, call.value, output, read_next, stream)
+        return Whole(
+            first,
+            *call.lengths,
+            call,
+            None,
+            self.named_cross,
+            call.query,
+            call.key,
+            call.value,
+            output,
+            read_next,
+            stream,
+        )
 
     def _whole_maps(self, maps: MapSteps, taken: list[Taken]) -> Whole:
         last, found = self._heard[-1], maps.parts()
@@ -296,7 +318,7 @@ class Steps:
             self._rows_of(name, taken, axis) for name, axis in (("query", 2), ("output", 1), ("projected", 1))
         )
         return Whole(
-            self._heard[0], maps.queries, keys, None, found, query, key, value, output, read_next,
+            self._heard[0], maps.queries, keys, None, found, self.named_cross, query, key, value, output, read_next,
             partial(self._stream, taken),
         )  # fmt: skip
 

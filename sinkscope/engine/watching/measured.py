@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
+from sinkscope.capture.heard import not_followed
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
@@ -86,7 +87,10 @@ class Measurer:
 
         `start`: number of its first sequence in its domain. Raises SinkscopeError where it cannot be read rightly.
         """
-        wholes = [whole for whole in joined.wholes() if whole.queries > 1]
+        found = joined.wholes()
+        wholes = [whole for whole in found if whole.queries > 1]
+        if joined.passes[0].cache is None:
+            _check_cache(wholes or found)
         if not wholes:
             return None
         rows = _rows(joined, wholes)
@@ -188,6 +192,15 @@ def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords:
         seen |= {name: call for name, call in calls.seen.items() if name not in seen}
     unread = {module for calls in every for module in calls.unread}
     return Plan(sites_of(model, [*seen.values()]), tuple(sorted(unread)), 0, failures, keywords)
+
+
+def _check_cache(wholes: list[Whole]) -> None:
+    """Raises SinkscopeError where a call goes on with earlier ones over a cache that no object of transformers holds:
+    its queries see all keys before them, and so many more."""
+    for whole in wholes:
+        past = whole.keys - whole.queries
+        if past > 0 and not whole.cross and torch.equal(whole.ends, torch.arange(past + 1, whole.keys + 1)):
+            raise SinkscopeError(not_followed(whole.heard.name, whole.queries))
 
 
 def _rows(joined: Joined, wholes: list[Whole]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.batches import passes_of
-from sinkscope.capture.heard import Pass, Share
+from sinkscope.capture.heard import Pass, Share, not_followed
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.listeners import cache_changes
 from sinkscope.capture.listening import Listener
@@ -232,6 +232,8 @@ class Watch:
         began = time.perf_counter()
         if not now.heard and now.refused is None and (joined is None or not joined.length):
             self._begun -= 1  # a pass without attention, such as an embedding alone
+            if now.over_cache is not None:
+                self._leave_out(not_followed(*now.over_cache))
             return
         try:
             with undisturbing():
