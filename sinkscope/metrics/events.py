@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sinkscope.capture.masks.visibility import FEW
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing, once_per_view
 from sinkscope.metrics import mass
@@ -23,8 +24,6 @@ from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 FEWEST_ROWS, ROWS_SHARE = 16, 16
 """A key counts where at least this many queries see it, and a 16th as many as see the key that most see."""
 
-FIRST = 4
-
 HeadValues = Float[Tensor, "batch head"]
 Events = Float[Tensor, "event field"]
 
@@ -33,17 +32,16 @@ Events = Float[Tensor, "event field"]
 def first4_mass(view: LayerView) -> HeadValues:
     """Mean over all queries i = 0..T-1 of the sum of A[i,k] over the keys k < 4. In causal heads, the first four
     queries see no other keys. So compare it with uniform attention: see first4_boost."""
-    return view.attention.columns[..., :FIRST].sum(-1) / view.queries
+    return view.attention.columns[..., :FEW].sum(-1) / view.queries
 
 
 @head_metric(unit="ratio", range="[0, inf)", source="ours")
 def first4_boost(view: LayerView) -> HeadValues:
     """first4_mass divided by its value under uniform attention. That value is the mean over all queries i of (number of
-    keys k < 4 that i may see) / (number of keys that i may see). Empty where attention is no softmax, and in
-    bidirectional layers with a window."""
+    keys k < 4 that i may see) / (number of keys that i may see). Empty where attention is no softmax."""
     _need_softmax(view)
-    visible = as_widest(view.attention.visible)
-    shares = _first_keys_seen(view, visible) / visible.clamp(min=1)
+    visible, few = as_widest(view.attention.visible), as_widest(view.attention.sees_few)
+    shares = few / visible.clamp(min=1)
     return first4_mass(view) / mass.mean_rows(shares).to(view.attention.columns.dtype)
 
 
@@ -112,20 +110,6 @@ def _need_softmax(view: LayerView) -> None:
     """Raises Missing where attention is unnormalised weights, which no threshold fits."""
     if view.site.score != "softmax":
         raise Missing
-
-
-def _first_keys_seen(view: LayerView, visible: Tensor) -> Tensor:
-    """The number of keys k < 4 that each query may see, shaped like `visible`.
-
-    A query that sees key 0 sees the first `visible` keys, any other one in a causal layer the last ones up to its own.
-    """
-    sees_first, seen = view.attention.sees_first, visible.clamp(max=FIRST)
-    if bool(sees_first.all()):
-        return seen
-    if not view.attention.causal or view.site.cross:
-        raise Missing
-    start = torch.arange(1, view.queries + 1, device=visible.device) - visible
-    return torch.where(sees_first, seen, (FIRST - start).clamp(min=0).minimum(visible))
 
 
 @once_per_view

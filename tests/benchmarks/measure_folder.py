@@ -56,6 +56,7 @@ def random_sums(call: AttentionCall) -> tuple[Tensor, AttentionSums]:
         margin=torch.randn_like(first), learned_sink=zeros, first_is_largest=first > 0.5,
         logit_gap=torch.randn_like(first), columns=alpha * rows, early_columns=torch.rand(batch, heads, EARLY),
         visible=torch.arange(1, length + 1)[None, None], sees_first=torch.ones(1, 1, length, dtype=torch.bool),
+        sees_few=torch.arange(1, length + 1).clamp(max=4)[None, None],
         seen_by=torch.arange(length, 0, -1)[None, None], early_seen_by=torch.arange(EARLY, 0, -1)[None, None],
         causal=True,
     )  # fmt: skip

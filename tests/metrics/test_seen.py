@@ -38,6 +38,7 @@ MASKS: dict[str, Sees] = {
     "chunks": lambda i, k: k <= i and i // 48 == k // 48,
     "prefix": lambda i, k: k <= i or (i < 30 and k < 30),
     "first keys and a window": lambda i, k: k <= i and (k < 4 or i - 24 < k),
+    "chosen keys": lambda i, k: k == i or (k < i and (7 * i + 3 * k) % 10 < 3),
     "nobody sees the last keys": lambda i, k: k <= i and k < 100,
 }
 
@@ -70,6 +71,7 @@ def test_who_sees_a_key_is_counted_in_every_mask(name: str, kind: str) -> None:
     for counts, part in ((found.seen_by, visible), (early, visible[:64, :64])):
         assert (counts == torch.tensor(seeing(part))).all(), name
     assert found.seen_by_first(LENGTH + 1) is None
+    assert (found.sees_few == torch.tensor(visible[:, :4].sum(1))).all(), name
     assert [int(k) for k in ranked(found.seen_by)[0, -1].nonzero()] == peak_range(visible)
     assert [int(k) for k in counted(found.seen_by)[0, -1].nonzero()] == counted_range(visible)
 
@@ -94,6 +96,7 @@ def test_every_path_gives_alpha_of_the_queries_that_see_the_key(name: str, how: 
     expected = np.array([[alpha_scores(head, visible) for head in row] for row in maps.numpy()])
     early = np.array([[alpha_scores(head[:64, :64], visible[:64, :64]) for head in row] for row in maps.numpy()])
     assert_close(received(sums.columns, sums.seen_by).numpy(), expected, name, 1e-4, 1e-6)
+    assert (sums.sees_few == torch.tensor(visible[:, :4].sum(1))).all(), name
     assert sums.early_columns is not None
     assert sums.early_seen_by is not None
     assert_close(received(sums.early_columns, sums.early_seen_by).numpy(), early, f"{name}, first 64", 1e-4, 1e-6)
@@ -204,6 +207,7 @@ def test_chunks_padding_and_windows_both_ways(family: str, sizes: dict[str, Any]
         alpha = alpha_scores(seen / seen.sum(1, keepdims=True), seen)
         rows += [(number, k) for k in counted_range(seen) if alpha[k] > 0.04]
         one = run.sequences.query("sequence == @number and layer == @layer").dropna(subset="head")
+        assert one["first4_boost"].to_numpy() == pytest.approx(1, rel=1e-5)
         assert (one["sinks_per_sequence"] == sum(alpha[k] > 0.04 for k in peak_range(seen))).all()
     assert run.sinks is not None
     found = run.sinks.query("kind == 'attention' and layer == @layer and head == 0")

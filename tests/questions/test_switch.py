@@ -145,6 +145,7 @@ def view(probs: torch.Tensor, values: torch.Tensor, slices: torch.Tensor, **more
         margin=(first / (1 - first)).log(), learned_sink=torch.zeros(shape), first_is_largest=torch.zeros(shape).bool(),
         logit_gap=torch.zeros(shape), columns=probs.sum(1)[None], early_columns=None,
         visible=(rows + 1)[None, None], sees_first=torch.ones(1, 1, length).bool(),
+        sees_few=(rows + 1).clamp(max=4)[None, None],
         seen_by=(length - rows)[None, None], early_seen_by=None, causal=True,
     )  # fmt: skip
     site = Site("text", 0, "m", 0, AttentionKind("full"), heads, heads, 4, 4, True, "b", "p")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY, AttentionSums, block_edges
+from sinkscope.capture.masks.visibility import FEW
 
 HIDDEN_GAP = 5000.0
 """A key counts as masked where its logit is this far below the row's largest. Models mask by adding -1e4 or lower, and
@@ -53,7 +54,10 @@ class AttentionMap:
         return self.logits[:, :, rows].to(self.dtype).softmax(-1)[..., : self.probabilities.shape[-1]]
 
 
-QUERIES = ("first", "diagonal", "previous", "entropy", "total", "margin", "gap", "largest", "visible", "sees_first")
+QUERIES = (
+    *("first", "diagonal", "previous", "entropy", "total", "margin", "gap", "largest", "visible", "sees_first"),
+    "sees_few",
+)
 KEYS = ("columns", "seen_by")
 EARLY_KEYS = ("early", "early_seen_by")
 """The tensors of MapRows by their last axis."""
@@ -79,6 +83,7 @@ class MapRows:
     largest: Tensor
     visible: Tensor
     sees_first: Tensor
+    sees_few: Tensor
     columns: Tensor
     seen_by: Tensor
     early: Tensor | None
@@ -151,6 +156,7 @@ class MapRows:
             early_columns=self.early,
             visible=self.visible,
             sees_first=self.sees_first,
+            sees_few=self.sees_few,
             seen_by=seen_by,
             early_seen_by=early_seen_by,
             causal=causal,
@@ -221,7 +227,7 @@ class _MapWalk:
         logits = seen.logits is not None
         self.rows = MapRows(
             first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), margin=rows(), gap=rows(),
-            largest=largest, visible=visible, sees_first=torch.zeros_like(largest),
+            largest=largest, visible=visible, sees_first=torch.zeros_like(largest), sees_few=torch.zeros_like(visible),
             columns=first.new_zeros(batch, heads, keys), seen_by=visible.new_zeros(batch, heads, keys),
             early=None, early_seen_by=None, later=False, logits=logits,
             sinks=seen.logits is not None and seen.logits.shape[-1] > keys,
@@ -239,6 +245,7 @@ class _MapWalk:
             shown = self._from_logits(rows, self.seen.logits[:, :, rows].to(self.seen.dtype))
         taken.visible[..., rows] = shown.sum(-1)
         taken.sees_first[..., rows] = shown[..., 0]
+        taken.sees_few[..., rows] = shown[..., :FEW].sum(-1)
         own = start + self.before
         taken.later |= bool(shown.triu(own + 1).any())
         taken.seen_by += shown.sum(-2)

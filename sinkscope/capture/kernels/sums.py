@@ -44,6 +44,7 @@ class AttentionSums:
         early_columns: the same sum over queries 0..63, for keys 0..63; None where Tq < 64.
         visible: the number of keys that each query may see, (b | 1, h | 1, query).
         sees_first: whether each query may see key 0, shaped like visible.
+        sees_few: the number of the keys 0..3 that each query may see, shaped like visible.
         seen_by: the number of queries that may see each key, (b | 1, h | 1, key).
         early_seen_by: the same among queries 0..63, for keys 0..63; None where Tq < 64.
         causal: no query sees a later key.
@@ -63,6 +64,7 @@ class AttentionSums:
     early_columns: Float[Tensor, "batch head early"] | None
     visible: Tensor
     sees_first: Tensor
+    sees_few: Tensor
     seen_by: Int[Tensor, "_ _ key"]
     early_seen_by: Int[Tensor, "_ _ early"] | None
     causal: bool

@@ -260,6 +260,7 @@ class _Launch:
             early_columns=self.early,
             visible=call.visible.counts,
             sees_first=call.visible.sees_first,
+            sees_few=call.visible.sees_few,
             seen_by=call.visible.seen_by,
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,

@@ -218,6 +218,7 @@ class Walk:
             early_columns=None if self.early is None else heads(self.early),
             visible=call.visible.counts,
             sees_first=call.visible.sees_first,
+            sees_few=call.visible.sees_few,
             seen_by=call.visible.seen_by,
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from sinkscope.capture.masks.lazy import LazyMask
 
+FEW = 4
+"""Xiao et al. 2309.17453 find that four first tokens serve as sinks, so it is kept which of them a query sees."""
+
 ROWS = 128
 """Mask rows read at a time, so that no temporary is as large as the mask."""
 
@@ -52,6 +55,7 @@ class Visibility:
         counts: the number of keys that query i may see, without learned sinks. Shape (b, h, query), where b and h are 1
             if the batch or the heads share the mask.
         sees_first: whether query i may see key 0, shaped like counts.
+        sees_few: the number of the keys 0..3 that query i may see, shaped like counts.
         keys: the number of keys.
         spans: the first key of every query and the one after its last, each shaped like counts. Set where every query's
             keys are contiguous and no bias is added: causal order, windows, chunks, padding, packed rows. A query that
@@ -66,6 +70,7 @@ class Visibility:
     causal: bool
     counts: Int[Tensor, "b h query"]
     sees_first: Bool[Tensor, "b h query"]
+    sees_few: Int[Tensor, "b h query"]
     keys: int
     spans: tuple[Int[Tensor, "b h query"], Int[Tensor, "b h query"]] | None
     mask: Tensor | None
@@ -168,13 +173,14 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
     # Results are written into one tensor allocated first: small results kept one by one would keep the allocator from
     # returning each strip's memory.
-    results = torch.empty(3, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
-    total, starts, ends = results
+    results = torch.empty(4, *strip(mask, 0, 1, 0, 1).shape[:2], queries, dtype=torch.int64, device=mask.device)
+    total, few, starts, ends = results
     for start in range(0, queries, ROWS):
         stop = min(start + ROWS, queries)
         rows = strip(mask, start, stop, 0, keys)
         seen = _seen(rows)
         total[..., start:stop] = seen.sum(-1)
+        few[..., start:stop] = seen[..., :FEW].sum(-1)
         ends[..., start:stop] = torch.where(seen, columns, 0).amax(-1)
         starts[..., start:stop] = torch.where(seen, columns, keys + 1).amin(-1) - 1
         if rows.dtype != torch.bool:
@@ -187,6 +193,7 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
         causal=_is_causal(reach, keys),
         counts=total,
         sees_first=starts == 0,
+        sees_few=few,
         keys=keys,
         spans=None,
         mask=mask,
@@ -199,9 +206,9 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
 def from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
     """The visibility of queries that each see the keys `first` to before `past`, (b, h, query)."""
     counts, reach = (past - first).clamp(min=0), _reach(first, past)
-    sees_first = (first == 0) & (past > 0)
+    sees_first, sees_few = (first == 0) & (past > 0), (past.clamp(max=FEW) - first).clamp(min=0)
     empty = bool((counts == 0).any())
-    return Visibility(_is_causal(reach, keys), counts, sees_first, keys, (first, past), None, reach, empty)
+    return Visibility(_is_causal(reach, keys), counts, sees_first, sees_few, keys, (first, past), None, reach, empty)
 
 
 def _reach(first: Tensor, past: Tensor) -> Tensor:
