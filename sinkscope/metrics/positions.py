@@ -23,7 +23,7 @@ HeadValues = Float[Tensor, "batch head"]
 
 @quantity("sequence", "head", "key", unit="probability", range="[0, 1]", source=mass.GU)
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k of the key k at the position. Empty for a key that no query may see."""
+    """alpha_k of the key k at the position. Empty for a key that no query may see, in some sequence that reaches it."""
     return mass.alpha(view)
 
 

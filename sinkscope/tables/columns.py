@@ -75,25 +75,27 @@ class HeadRun:
     request: Request
 
     def peaks(self) -> tuple[np.ndarray, np.ndarray]:
-        """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]."""
-        alpha, ranked = self.values.alpha, self.values.ranked
-        places = np.array([
-            keys[row[keys].argmax()]
-            for row, keys in zip(alpha, map(np.flatnonzero, np.broadcast_to(ranked, alpha.shape)), strict=True)
-        ])  # fmt: skip
+        """The key with the largest mean alpha_k of those that enough queries see, and that alpha_k, both [H]; NaN where
+        no key has one."""
+        alpha = np.where(self.values.ranked, self.values.alpha, np.nan)
+        places = np.where(np.isnan(alpha), -np.inf, alpha).argmax(1)
         return places, alpha[np.arange(len(alpha)), places]
 
 
 @run_column("heads", unit="position", range="[0, T)", source="ours")
-def peak_position(run: HeadRun) -> np.ndarray:
+def peak_position(run: HeadRun) -> np.ndarray | pd.arrays.IntegerArray:
     """The key k with the largest mean of alpha_k; in a tie the lowest k. The mean is over the sequences that reach k.
-    Only keys with n_k >= n_max/4 in some sequence are considered."""
-    return run.peaks()[0]
+    Only keys with n_k >= n_max/4 in some sequence, and n_k > 0 in all that reach k, are considered. Empty where there
+    is none."""
+    places, scores = run.peaks()
+    missing = np.isnan(scores)
+    return pd.arrays.IntegerArray(places, missing) if missing.any() else places
 
 
 @run_column("heads", unit="probability", range="[0, 1]", source="ours")
 def peak_score(run: HeadRun) -> np.ndarray:
-    """The largest mean of alpha_k, at k = peak_position. The mean is over the sequences that reach k."""
+    """The largest mean of alpha_k, at k = peak_position. The mean is over the sequences that reach k. Empty where
+    peak_position is."""
     return run.peaks()[1].astype(float)
 
 

@@ -285,7 +285,7 @@ def _percent_above(values: np.ndarray, epsilon: float) -> float | None:
 def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> list[TopPosition]:
     """The key positions with the largest mean over heads of alpha_k, and in how many heads it exceeds epsilon.
 
-    A position counts where n_k >= n_max/4 in every head of every layer.
+    A position counts where n_k >= n_max/4 in every head of every layer, and where some query sees it in every sequence.
     """
     places = _ranked_everywhere(stream)
     keys = places[-1] + 1 if len(places) else 0
@@ -295,6 +295,7 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
             total += head
             heads += 1
     average = total / heads
+    places = places[~np.isnan(average[places])]
     order = places[np.argsort(-average[places], kind="stable")[:TOP_POSITIONS]]
     alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream.measured])
     return [

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 import torch
 from exact import assert_close
+from families import tiny_model
 from models import WINDOW, random_ids, tiny
 from reference import alpha_scores, counted_range, measure, peak_range, seeing
 from tiers import slow_but
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import sinkscope
 from sinkscope.capture.calls import AttentionCall
@@ -219,3 +220,18 @@ def test_chunks_padding_and_windows_both_ways(family: str, sizes: dict[str, Any]
     assert attended.hides is True
     assert run.tokens is not None
     assert (run.tokens["sinks"] <= run.tokens["occurrences"]).all()
+
+
+def test_a_key_that_no_query_of_some_sequence_sees_is_no_peak() -> None:
+    """DeepSeek-V3.2 picks keys for each query: it has no alpha_k in a sequence whose queries all leave key k out."""
+    model, ids = tiny_model(AutoModelForCausalLM, "deepseek_v32"), random_ids(3, 96)
+    run = sinkscope.scan(model, data=ids, self_check=False)
+    alpha = run.positions["alpha"].to_numpy().reshape(len(run.heads), 96)
+    assert np.isnan(alpha).any()
+    places = run.heads["peak_position"].to_numpy(int)
+    scores = run.heads["peak_score"].to_numpy(float)
+    assert (scores == alpha[np.arange(len(alpha)), places]).all()
+    assert (scores >= alpha[:, 0]).all()
+    top = run.summary.streams["text"].top_positions
+    assert top
+    assert all(np.isfinite(each.mean_alpha) for each in top)
