@@ -228,6 +228,16 @@ def test_a_sink_of_a_map_is_one_of_the_queries_that_see_it(name: str) -> None:
     assert sinks(weights, 0.5) == []
 
 
+@pytest.mark.parametrize("size", [8, 9])
+def test_a_window_both_ways_reaches_as_far_as_its_map(size: int) -> None:
+    """T5Gemma names the 8 keys on each side, ModernBERT those and the query's own."""
+    apart = abs(np.subtract.outer(np.arange(64), np.arange(64)))
+    weights = np.where(apart <= 8, 1 / 17, 0)
+    weights[22:39, 30] = 0.2
+    assert sinks(weights, 0.15, Kind(name="sliding", size=size)) == [30]
+    assert sinks(weights, 0.25, Kind(name="sliding", size=size)) == []
+
+
 @pytest.mark.parametrize(
     ("tile", "marks"),
     [(Tile("", causal(32, first=0.6)), {"sink"}), (Tile("", causal(32, own=0.7)), {"diagonal"}),

@@ -152,20 +152,25 @@ def _shown(token: str) -> str:
 
 def sinks(weights: np.ndarray, epsilon: float, kind: Kind | None = None) -> list[int]:
     """Keys k with alpha_k > epsilon, the mean of A[i,k] over the n_k rows i that may see it; n_k >= max(2, n_max/4)."""
-    rows = _visible(len(weights), is_causal(weights), kind).sum(0)
+    rows = _visible(weights, is_causal(weights), kind).sum(0)
     alpha = weights.sum(0) / rows.clip(1)
     return [int(key) for key in np.flatnonzero((alpha > epsilon) & (rows >= max(2, rows.max() / 4)))]
 
 
-def _visible(length: int, causal: bool, kind: Kind | None) -> np.ndarray:
-    """[query, key]: which keys each query may see under the order and the layer's window or chunks."""
+def _visible(weights: np.ndarray, causal: bool, kind: Kind | None) -> np.ndarray:
+    """[query, key]: which keys each query may see under the order and the layer's window or chunks.
+
+    Models differ in what the size of a window both ways counts, so there the map itself tells how far it reaches.
+    """
+    length = len(weights)
     query, key = np.ogrid[:length, :length]
     seen = query >= key if causal else np.ones((length, length), bool)
     if kind is None or kind.size is None:
         return seen
     if kind.name == "chunked":
         return np.asarray(seen & (query // kind.size == key // kind.size))
-    return np.asarray(seen & (abs(query - key) < kind.size if causal else abs(query - key) <= kind.size // 2))
+    distance = abs(query - key)
+    return np.asarray(seen & (distance < kind.size if causal else distance <= distance[weights != 0].max(initial=0)))
 
 
 def is_causal(weights: np.ndarray) -> bool:
