@@ -105,7 +105,7 @@ def _dry_run(
         torch.no_grad(),
         shadowed(model, dispatched, passed),
         watch.watched(model),
-        _runnable(model),
+        runnable(model),
         hidden_states(model) as shapes,
     ):
         forward()
@@ -115,8 +115,9 @@ def _dry_run(
 
 
 @contextmanager
-def _runnable(model: nn.Module) -> Iterator[None]:
-    """Turns a model's error on the short input into a one-line SinkscopeError: it needs more than its main input."""
+def runnable(model: nn.Module, given: str = "its main input alone") -> Iterator[None]:
+    """Turns a model's error into a one-line SinkscopeError that names what it was `given`; by default it needs more
+    than its main input."""
     try:
         yield
     except (SinkscopeError, MemoryError):
@@ -124,9 +125,7 @@ def _runnable(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        raise SinkscopeError(
-            f"{type(model).__name__} cannot be run on its main input alone: {all_lines(error)}"
-        ) from error
+        raise SinkscopeError(f"{type(model).__name__} cannot be run on {given}: {all_lines(error)}") from error
 
 
 def _seen(module: str, call: AttentionCall, path: str) -> Seen:

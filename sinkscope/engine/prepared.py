@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from sinkscope.capture import plan
+from sinkscope.capture.plan import runnable
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import check_lengths
 from sinkscope.engine.input_kinds import claim
+from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.measurement import Subject, measurements
@@ -46,8 +49,15 @@ def prepared(
         declared=declared, processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
     subject = Subject(
-        checkpoint.model, call_plan, measured, lambda: forward.at_position_zero(reading.kind.several_probes()),
+        checkpoint.model, call_plan, measured, partial(_short_pass, checkpoint, forward, reading),
         lambda batch: forward(batch.inputs, batch.mask, **batch.extra), request, reading.rules.bos_id,
     )  # fmt: skip
     loop.measurements = [measurement_type(subject) for measurement_type in measurements(measures)]
     return loop, request
+
+
+def _short_pass(checkpoint: Checkpoint, forward: Forward, reading: Reading) -> Any:
+    """Runs the model on a few short sequences, every token at position 0. Raises SinkscopeError where it cannot."""
+    probes = reading.kind.several_probes()
+    with runnable(checkpoint.model, f"{len(probes)} sequences of {probes.shape[1]} tokens"):
+        return forward.at_position_zero(probes)

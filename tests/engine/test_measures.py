@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Refused, Scan
+from families import tiny_model
 from models import random_ids, tiny
+from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 from watched import hooks
 
@@ -194,3 +196,13 @@ def test_spread_heads_are_refused_where_a_measurement_reads_weights() -> None:
     with pytest.raises(SinkscopeError, match=r"--tp with --measure smoothing: .* no process holds it all"):
         refuse_spread([Echo, Smoothing])
     refuse_spread([Echo])
+
+
+@pytest.mark.parametrize("name", ["smoothing", "spikes"])
+def test_a_model_that_cannot_be_run_on_short_sequences_is_refused_in_one_line(name: str) -> None:
+    """Funnel pools four tokens to one, and its relative positions then fit no longer."""
+    model = tiny_model(AutoModelForMaskedLM, "funnel")
+    with pytest.raises(
+        SinkscopeError, match=f"--measure {name}: FunnelModel cannot be run on 16 sequences of 4 tokens"
+    ):
+        sinkscope.scan(model, data=random_ids(2, 40), measure=name)
