@@ -99,14 +99,15 @@ class Checkpoint:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids, 0 to `vocabulary` - 1: rows of the embedding.
+        """Number of token ids, 0 to `vocabulary` - 1: rows of the embedding, in an encoder-decoder of the smaller one,
+        since both parts read the same text.
 
         Where the base model has several embeddings or shows none, it is the configuration's `vocab_size`. Raises
         SinkscopeError where there is none either, as in a model that reads vectors.
         """
         try:
-            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
-            return int(embedding.weight.shape[0])
+            rows = int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+            return min(rows, self._decoder_rows or rows)
         except (NotImplementedError, AttributeError):
             config = configuration(self.model)
             if config is None:
@@ -117,6 +118,18 @@ class Checkpoint:
             raise SinkscopeError(
                 f"{type(self.model).__name__} has no token embedding: its vocabulary is unknown"
             ) from None
+
+    @property
+    def _decoder_rows(self) -> int | None:
+        """Rows of the decoder's own embedding in an encoder-decoder; None where none is shown."""
+        if not getattr(configuration(self.model), "is_encoder_decoder", False):
+            return None
+        decoder: Any = self.model.get_decoder()  # type: ignore[operator]
+        try:
+            table = decoder.get_input_embeddings()
+        except (NotImplementedError, AttributeError):  # FSMT's is no transformers model
+            table = getattr(decoder, "embed_tokens", None)
+        return None if table is None else int(table.weight.shape[0])
 
     @property
     def _largest_table(self) -> int:

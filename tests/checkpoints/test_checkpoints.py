@@ -15,7 +15,14 @@ import torch
 from conftest import Refused, Scan, make_model
 from ggufs import write_gguf
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    FSMTConfig,
+    FSMTModel,
+)
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.checkpoints import LoadOptions, open_checkpoint, wrap_model
@@ -554,6 +561,14 @@ def test_model_in_training_mode_is_refused() -> None:
 def test_things_that_are_no_model(thing: Any) -> None:
     with pytest.raises(SinkscopeError, match="model"):
         scan(thing, data=[[3, 4, 5]])
+
+
+@pytest.mark.parametrize(("source", "target"), [(99, 50), (50, 99)])
+def test_both_parts_of_an_encoder_decoder_know_every_id(source: int, target: int) -> None:
+    sizes = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64}
+    layers = {f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = FSMTConfig(langs=["en", "de"], src_vocab_size=source, tgt_vocab_size=target, **sizes, **layers)
+    assert wrap_model(FSMTModel(config).eval()).vocabulary == 50
 
 
 def test_a_model_of_vectors_has_no_vocabulary() -> None:
