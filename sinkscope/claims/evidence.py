@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -79,18 +80,12 @@ class Evidence:
         return table[table["domain"] == self.data.domain].drop(columns="domain")
 
     def need(self, *columns: str) -> pd.DataFrame:
-        """The heads. Raises NotTested where a column has no value."""
-        for name in columns:
-            if name not in self.heads or self.heads[name].isna().all():
-                raise NotTested(f"{name} could not be measured in this model")
-        return self.heads
+        """The heads that have a value in each of these columns. Raises NotTested where there is none."""
+        return _known(self.heads, columns)
 
     def need_layers(self, *columns: str) -> pd.DataFrame:
         """The layers. Raises NotTested as `need` does."""
-        for name in columns:
-            if name not in self.layers or self.layers[name].isna().all():
-                raise NotTested(f"{name} could not be measured in this model")
-        return self.layers
+        return _known(self.layers, columns)
 
     def of_heads(self, column: str, domain: str | None = None) -> Number:
         """The mean over heads, with the error over sequences."""
@@ -141,6 +136,17 @@ def head_name(row: pd.Series) -> Number:
 def not_tested(reason: str, figures: dict[str, Number] | None = None) -> Found:
     """What a claim finds where there is nothing to judge, with the numbers that say so."""
     return Found(None, None, figures or {}, reason)
+
+
+def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The rows without a missing value in these columns: a comparison with one would count as false."""
+    for name in columns:
+        if name not in table or table[name].isna().all():
+            raise NotTested(f"{name} could not be measured in this model")
+    known = table[table[list(columns)].notna().all(axis=1)]
+    if known.empty:
+        raise NotTested(f"{' and '.join(columns)} were not measured together in this model")
+    return known
 
 
 def _means(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

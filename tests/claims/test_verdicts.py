@@ -270,6 +270,40 @@ def test_a_text_that_is_nearly_its_own_first_64_tokens_says_nothing_of_length() 
     assert (verdict, told.reason[:22]) == (NOT_TESTED, "the text has 80 tokens")
 
 
+NAN = float("nan")
+WITHOUT: dict[str, tuple[Callable[[], Subject], str]] = {
+    "hard-switch": (lambda: made(SUNK | {"off_rate": [0.5, NAN], "sunk_not_off": [0.0, NAN]}), "4 of 4"),
+    "off-rests-on-a-sink": (lambda: made(SUNK | {"off_rate": [0.5, NAN], "off_not_sunk": [0.0, NAN]}), "1.000"),
+    "heads-compensate": (
+        lambda: made(layers={"compensation": [0.1, 0.4], "compensation_unrelated": [NAN, 0.5]}), "0.800"
+    ),
+    "alignment": (lambda: made({"sink_score": 0.9}, {"alignment_margin": [0.1, NAN], "alignment_margin_other": 0.0}),
+                  "1 of 1"),
+    "cosines": (lambda: made({"sink_score": 0.9}, {"cos_first_input_min": [0.1, NAN]}), "1 of 1"),
+    "self-talk-is-an-mlp": (
+        lambda: made({"self_mass": 0.9, "communication": [0.01, NAN], "from_self": [0.9, NAN]}), "0.010"
+    ),
+    "dense-smooths-more": (lambda: made(smoothing=smoothing(["smooths"], [0.1, NAN])), "4 of 4"),
+    "key-bias": (lambda: made(SHORT_KEY | {"qk_cos_first": 0.5, "k_norm_other": [2.0, NAN]}), "4 of 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_missing_value_counts_neither_for_a_claim_nor_against_it(name: str) -> None:
+    """A head whose values are 0 is neither on nor off, and layers may lack what could not be found in them."""
+    made_with_gaps, shown = WITHOUT[name]
+    found = judged(CLAIMS[name], made_with_gaps())[1]
+    assert found.deciding is not None
+    assert found.deciding.shown == shown
+
+
+def test_values_that_no_layer_has_together_test_nothing() -> None:
+    subject = made(layers={"compensation": [0.5, NAN], "compensation_unrelated": [NAN, 0.5]})
+    verdict, told = judged(CLAIMS["heads-compensate"], subject)
+    reason = "compensation and compensation_unrelated were not measured together in this model"
+    assert (verdict, told.reason) == (NOT_TESTED, reason)
+
+
 def test_the_dose_and_response_of_alignment_is_counted_apart_for_sink_heads() -> None:
     columns = {"sink_score": 0.9, "sink_rows": [0.5, 0.0], "off_rate": 0.1, "sunk_not_off": 0.0,
                "alignment_openness": [-0.5, 0.5]}  # fmt: skip

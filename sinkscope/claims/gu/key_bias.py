@@ -11,8 +11,8 @@ from sinkscope.claims.subject import Subject
 def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
-    heads = run.need("qk_cos_first", "qk_cos_other", "k_norm_first", "k_norm_other", "value_drain")
-    heads = heads[heads["qk_cos_first"].notna()]
+    heads = run.need("qk_cos_first", "qk_cos_other", "k_norm_first", "k_norm_other")
+    drains = heads["value_drain"].dropna() if "value_drain" in heads else []
     both = (heads["qk_cos_first"] > heads["qk_cos_other"]) & (heads["k_norm_first"] < heads["k_norm_other"])
     sinking = heads["sink_score"] > EPSILON
     figures = {
@@ -22,7 +22,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         "heads whose first key is shorter than others": share(heads["k_norm_first"] < heads["k_norm_other"]),
         "mean `qk_cos_first`": run.of_heads("qk_cos_first"),
         "mean `qk_cos_other`": run.of_heads("qk_cos_other"),
-        "heads with `value_drain` below 0.5": share(heads["value_drain"] < 0.5),
+        "heads with `value_drain` below 0.5": share(drain < 0.5 for drain in drains),
         "mean `key_bias`, nats": run.of_heads("key_bias") if "key_bias" in heads else share([]),
     }
     if not sinking.any():

@@ -14,7 +14,6 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
     layers = run.need_layers("alignment_margin", "alignment_margin_other")
-    layers = layers[layers["alignment_margin"].notna()]
     sinking = layers[layers["sink_heads"] > 0]
     figures = {
         "layers with a sink head": share(layers["sink_heads"] > 0),

@@ -11,9 +11,9 @@ from sinkscope.claims.subject import Subject
 
 
 def find(run: Evidence, subject: Subject) -> Found:
-    run.need("uniform_minus_attention", "attention_minus_identity", "beta_tr_bw")
-    table = run.of_text("smoothing")
-    table = table[table["verdict"].notna()]
+    changes = ["uniform_minus_attention", "attention_minus_identity"]
+    run.need(*changes, "beta_tr_bw")
+    table = run.of_text("smoothing").dropna(subset=["verdict", *changes])
     by = {name: table[table["verdict"] == name] for name in ("smooths", "sharpens", "neither")}
     figures = {"heads that should smooth (beta tr(BW) > 0)": share(table["verdict"] == "smooths")}
     figures |= _signs("uniform attention makes tokens more similar than the head's own", "uniform_minus_attention", by)

@@ -17,7 +17,8 @@ def find(run: Evidence, subject: Subject) -> Found:
     table = run.of_text("smoothing").drop(columns=["stream", "layer"]).merge(run.heads[["module", "head", "bos_mass",
         "self_mass"]], on=["module", "head"])  # fmt: skip
     heads = table[(table["sink_margin_pairs"] > 0) & table["cheaper_qk"].notna()]
-    figures = {"heads whose first token leads every other key, on average": share(table["sink_margin_pairs"] > 0)}
+    margins = table["sink_margin_pairs"].dropna()
+    figures = {"heads whose first token leads every other key, on average": share(margins > 0)}
     if heads.empty:
         return not_tested("no head's first token leads every other key", figures)
     figures |= {
