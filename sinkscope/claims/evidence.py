@@ -18,12 +18,14 @@ PLACE = ["stream", "layer", "head", "module"]
 LAYER = ["stream", "layer", "module"]
 NO_LANGUAGE = "the claim is about language models"
 NO_PROBABILITIES = "its attention is not normalised, and the threshold is one on probabilities"
+NO_TEXT = ("random", "repeated")
+"""The SPECs of token ids that are drawn: controls of a text, and none themselves."""
 EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
 
 
 class Evidence:
-    """The tables of a run's first text."""
+    """The tables of a run's first text; of its first random tokens where it read no text."""
 
     def __init__(self, run: Run) -> None:
         """Raises NotTested where nothing was measured."""
@@ -32,7 +34,7 @@ class Evidence:
         named = [data for data in run.manifest.data if data.domain in there]
         if not named:
             raise NotTested("the run holds no sequence")
-        self.data = named[0]
+        self.data = next((data for data in named if data.spec not in NO_TEXT), named[0])
 
     def sequences_of(self, domain: str) -> pd.DataFrame:
         """The rows of one domain: a head's, and a layer's where `head` is missing."""
@@ -74,7 +76,10 @@ class Evidence:
         """A table of a question, the rows of this text. Raises NotTested where the run has none."""
         if name not in self.run.measured:
             raise NotTested(f"the run holds no {name}")
-        table = self.run.measured[name]
+        return self.rows_of_text(self.run.measured[name])
+
+    def rows_of_text(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of this text in one of the run's tables."""
         if "domain" not in table:
             return table
         return table[table["domain"] == self.data.domain].drop(columns="domain")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.claims.claim import NotTested
+from sinkscope.claims.evidence import NO_TEXT
 from sinkscope.claims.subject import ARMS, not_tested
 
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ class Scan:
 
     def of(self, subject: Subject) -> Evidence:
         """Its tables. Raises NotTested where a saved run does not hold them."""
-        run = subject.given
-        if run is None:
-            return subject.evidence(self.run_of(subject))
-        lacking = [name for name in self.tables if name not in run.measured]
+        run = self.run_of(subject) if subject.given is None else subject.given
+        lacking = [name for name in self.tables if name not in run.measured and subject.given is not None]
         if not self.is_it(run) or lacking:
             raise NotTested(f"the run holds no {' and no '.join(lacking) or self.name}: {self.words}")
         return subject.evidence(run)
@@ -84,7 +83,7 @@ class Scan:
 
 
 def _is_control(run: Run) -> bool:
-    return all(data.spec in ("random", "repeated") for data in run.manifest.data)
+    return all(data.spec in NO_TEXT for data in run.manifest.data)
 
 
 TEXT = Scan(

@@ -393,6 +393,49 @@ def test_numbers_have_their_errors() -> None:
     assert number(float("nan")).shown == mean([]).shown == "-"
 
 
+def of_domains(*specs: str, **heads: list[float]) -> Run:
+    """The made run with a domain for each SPEC, whose heads have these values, one for each domain."""
+    run = scanned()
+    first = run.manifest.data[0]
+    data = [first.model_copy(update={"domain": spec, "spec": spec}) for spec in specs]
+    given = [{name: values[place] for name, values in heads.items()} for place in range(len(specs))]
+    frames = [run.sequences.assign(domain=spec, **columns) for spec, columns in zip(specs, given, strict=True)]
+    places = [run.positions.assign(domain=spec, bos_share=0.1 * place) for place, spec in enumerate(specs)]
+    return replace(
+        run,
+        sequences=pd.concat(frames, ignore_index=True),
+        positions=pd.concat(places, ignore_index=True),
+        manifest=run.manifest.model_copy(update={"data": data}),
+    )
+
+
+def test_random_tokens_are_no_text_whatever_their_place() -> None:
+    for specs in (("random", "prose", "repeated"), ("repeated", "random", "prose")):
+        masses = [0.9 if spec == "prose" else 0.0 for spec in specs]
+        run = of_domains(*specs, sink_score_t64=masses)
+        assert Subject("several", given=run).evidence(run).data.spec == "prose"
+        verdict, found = judged(CLAIMS["first-token"], Subject("several", given=run))
+        assert (verdict, found.deciding.shown) == (HOLDS, "1.000 ± 0.000")
+
+
+def test_random_tokens_alone_test_no_claim_about_text() -> None:
+    run = of_domains("random", sink_score_t64=[0.9])
+    reading = Subject("a model", object(), reading={"data": "random"})
+    reading._kept["text"] = run
+    for subject in (Subject("a run", given=run), reading):
+        verdict, told = judged(CLAIMS["first-token"], subject)
+        assert verdict == NOT_TESTED
+        assert "no text" in told.reason
+
+
+def test_the_contrast_of_normalisation_is_of_the_same_text() -> None:
+    run = of_domains("prose", "code", bos_mass=[0.1, 0.9])
+    sites = [site.model_copy(update={"score": "sigmoid"}) for site in run.manifest.attention]
+    run = replace(run, manifest=run.manifest.model_copy(update={"attention": sites}))
+    verdict, found = judged(CLAIMS["needs-normalisation"], Subject("several", given=run))
+    assert (verdict, found.contrast) == (HOLDS, number(0.0))
+
+
 def test_the_margin_between_keys_is_not_that_of_another_domain() -> None:
     """Of a run with several texts the first is read."""
     run = sinkscope.scan(

@@ -23,10 +23,10 @@ def find(run: Evidence, subject: Subject) -> Found:
     short, whole = (rate(rows, name) for name in ("sink_score_t64", "sink_score"))
     figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {run.data.seq_len}": whole}
     figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}
-    curve = run.run.length_curve
+    curve = run.rows_of_text(run.run.length_curve)
     figures |= {
         f"mean alpha_0, T = {length}": number(float(points["sink_score"].mean()))
-        for length, points in (curve.groupby("length") if "domain" not in curve else [])
+        for length, points in curve.groupby("length")
     }
     if not short.value:
         return not_tested("no head has a sink at T = 64", figures)

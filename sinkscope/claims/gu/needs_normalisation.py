@@ -19,7 +19,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested(
             f"the claim is about sigmoid attention without normalisation, not {', '.join(others)}", figures
         )
-    positions = run.run.positions
+    positions = run.rows_of_text(run.run.positions)
     shares = positions.loc[positions["position"] > 0, "bos_share"] if "bos_share" in positions else []
     return Found(rate(run.sequences, "bos_mass"), number(float(np.mean(shares))) if len(shares) else None, figures)
 
