@@ -77,6 +77,16 @@ def mean(values: Iterable[float], digits: int = 3) -> Number:
     return Number(shown, float(each.mean()), sem=float(sem), n=len(each))
 
 
+def correlation(first: Iterable[float], second: Iterable[float]) -> Number:
+    """Spearman's rank correlation; missing below three pairs, and where either does not vary."""
+    from scipy.stats import spearmanr
+
+    one, other = np.asarray(list(first), dtype=float), np.asarray(list(second), dtype=float)
+    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return Number("-")
+    return number(float(spearmanr(one, other).statistic), 2)
+
+
 @dataclass(frozen=True)
 class Rule:
     """A verdict by two thresholds on the deciding number.

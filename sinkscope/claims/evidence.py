@@ -129,8 +129,9 @@ class Evidence:
 
     @property
     def of_language(self) -> bool:
-        """Whether what was read is text, not vectors drawn from a task."""
-        return not (self.run.summary.task or {}).get("name")
+        """Whether what was read is text: no pictures, no sound, and no vectors drawn from a task."""
+        streams = {site.stream for site in self.run.manifest.attention}
+        return not streams & {"vision", "audio"} and not (self.run.summary.task or {}).get("name")
 
 
 def head_name(row: pd.Series) -> Number:

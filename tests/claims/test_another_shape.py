@@ -40,7 +40,7 @@ def test_every_claim_is_put_to_a_model_without_bos(
     no_bos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    words = ["--num-sequences", "2", "--seq-len", "40", "--quiet", "--out", str(out)]
+    words = ["--num-sequences", "2", "--seq-len", "64", "--quiet", "--out", str(out)]
     monkeypatch.setattr("sinkscope.claims.page.draw_figures", lambda *_: ({}, {}, []))  # half of the time
     done = CliRunner().invoke(app, ["claims", str(no_bos), *words])
     assert done.exit_code == 0, done.output

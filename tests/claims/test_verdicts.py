@@ -26,6 +26,7 @@ from sinkscope.claims.claim import (
     Number,
     Rule,
     chosen_claims,
+    correlation,
     mean,
     number,
     share,
@@ -78,7 +79,7 @@ def losing(first: float, other: float, alpha_0: float = 0.9) -> Subject:
 
 def scored(score: str, mass: float) -> Subject:
     """A language model of that score, whose heads give the first token `mass`."""
-    subject = made({"bos_mass": mass})
+    subject = made({"bos_mass": mass}, first=FIRST | {"verdict": "position"})
     manifest = subject.given.manifest
     sites = [site.model_copy(update={"score": score}) for site in manifest.attention]
     run = replace(subject.given, manifest=manifest.model_copy(update={"attention": sites}))
@@ -166,7 +167,7 @@ def test_a_rule_comes_out_either_way(name: str, verdict: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"value-is-not-needed"}))
 def test_a_run_that_lacks_the_tables_tests_nothing(name: str) -> None:
     """A scan without questions, of a softmax that is no model of the task."""
-    kept = ["domain", "stream", "layer", "module", "head", "sequence", "bos_mass", "sink_score"]
+    kept = ["domain", "stream", "layer", "module", "head", "sequence", "bos_mass", "sink_score", "sink_score_t64"]
     plain = replace(scanned(), measured={}, sequences=scanned().sequences[kept])
     verdict, found = judged(CLAIMS[name], Subject("plain", given=plain))
     held = name == "first-token"  # it asks for no question's table
@@ -242,6 +243,7 @@ def test_only_sigmoid_is_put_to_the_claim_about_sigmoid(score: str) -> None:
     [
         "first-token",
         "falls-with-length",
+        "stays-at-the-first-position",
         "key-bias",
         "alignment",
         "cosines",
@@ -256,6 +258,37 @@ def test_a_threshold_on_probabilities_is_put_to_no_raw_score(name: str) -> None:
     reason = "its attention is not normalised, and the threshold is one on probabilities"
     assert (verdict, told.reason) == (NOT_TESTED, reason)
     assert judged(CLAIMS[name], scored("relu-norm", 0.9))[1].reason != reason
+
+
+@pytest.mark.parametrize("stream", ["vision", "audio"])
+@pytest.mark.parametrize(("name", "score"), [("first-token", "softmax"), ("needs-normalisation", "sigmoid")])
+def test_pictures_and_sound_are_no_language(stream: str, name: str, score: str) -> None:
+    run = scored(score, 0.9).given
+    sites = [site.model_copy(update={"stream": stream}) for site in run.manifest.attention]
+    read = replace(run, manifest=run.manifest.model_copy(update={"attention": sites}))
+    verdict, told = judged(CLAIMS[name], Subject("made", given=read))
+    assert (verdict, told.reason) == (NOT_TESTED, "the claim is about language models")
+
+
+def test_a_text_of_fewer_than_64_tokens_has_no_sink_rate_at_64() -> None:
+    """Of 6 tokens, uniform attention gives the first 0.41: above 0.3, and no sink."""
+    run = sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(2, 6), self_check=False)
+    verdict, told = judged(CLAIMS["first-token"], Subject("short", given=run))
+    assert (verdict, told.reason) == (NOT_TESTED, "the text has 6 tokens, and the claim is about the first 64")
+
+
+def test_a_cross_attention_s_sink_is_not_held_against_the_decoder_s_first_token() -> None:
+    run = made({"sink_score": 0.9}, {"cos_first_input_min": [0.1, -0.1]}).given
+    second = run.sequences["layer"] == 1
+    crossed = replace(run, sequences=run.sequences.assign(stream=np.where(second, "cross", "text")))
+    verdict, found = judged(CLAIMS["cosines"], Subject("crossed", given=crossed))
+    assert (verdict, found.deciding.shown) == (HOLDS, "1 of 1")
+
+
+def test_a_rank_correlation_needs_values_that_vary() -> None:
+    """Of 1, 2, 3 and 1, 3, 2 it is 1 - 6 (0 + 1 + 1) / 24 = 0.5."""
+    assert correlation([1, 2, 3], [1, 3, 2]).shown == "0.50"
+    assert correlation([1, 1, 1], [1, 3, 2]).shown == correlation([1, 2], [1, 2]).shown == "-"
 
 
 def test_a_model_without_a_sink_says_nothing_of_the_sink_s_value() -> None:

@@ -143,7 +143,7 @@ def reads(model: Callable[[], Any], data: Tensor | None = None) -> Make:
 
 
 def reads_text(model: Callable[[], Any]) -> Make:
-    words = {"data": "prose", "num_sequences": 8, "seq_len": 40}
+    words = {"data": "prose", "num_sequences": 8, "seq_len": 64}
     return lambda: Subject("a model", model(), reading=words, loading={"tokenizer": make_tokenizer()})
 
 

@@ -16,23 +16,27 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested(NO_LANGUAGE)
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
-    rows = run.sequences
-    column = "sink_score_t64" if "sink_score_t64" in rows and rows["sink_score_t64"].notna().any() else "sink_score"
-    figures = {"tokens, T": Number("64" if column == "sink_score_t64" else str(run.data.seq_len))}
-    figures["mean alpha_0"] = run.of_heads(column)
-    contrast = None
+    rows, column = run.sequences, "sink_score_t64"
+    on_controls = _on_controls(subject)
+    if column not in rows or rows[column].isna().all():
+        return not_tested(f"the text has {run.data.seq_len} tokens, and the claim is about the first 64", on_controls)
+    figures = {"tokens, T": Number("64"), "mean alpha_0": run.of_heads(column)} | on_controls
+    return Found(rate(rows, column), figures.get("sink rate on random tokens"), figures)
+
+
+def _on_controls(subject: Subject) -> dict[str, Number]:
+    """The same of random and repeated tokens, or why they were not measured."""
     try:
         controls = CONTROLS.of(subject)
     except NotTested as reason:
-        figures["random and repeated tokens"] = Number(f"not measured: {reason}")
-    else:
-        for data in controls.run.manifest.data:
-            sequences = controls.sequences_of(data.domain)
-            figures[f"sink rate on {data.spec} tokens"] = rate(sequences, "sink_score")
-            figures[f"mean alpha_0 on {data.spec} tokens"] = controls.of_heads("sink_score", data.domain)
-            figures[f"the first token of {data.spec} tokens is BOS"] = _is_bos(data.first_token)
-        contrast = figures.get("sink rate on random tokens")
-    return Found(rate(rows, column), contrast, figures)
+        return {"random and repeated tokens": Number(f"not measured: {reason}")}
+    figures = {}
+    for data in controls.run.manifest.data:
+        sequences = controls.sequences_of(data.domain)
+        figures[f"sink rate on {data.spec} tokens"] = rate(sequences, "sink_score")
+        figures[f"mean alpha_0 on {data.spec} tokens"] = controls.of_heads("sink_score", data.domain)
+        figures[f"the first token of {data.spec} tokens is BOS"] = _is_bos(data.first_token)
+    return figures
 
 
 def rate(rows: pd.DataFrame, column: str, epsilon: float = EPSILON) -> Number:

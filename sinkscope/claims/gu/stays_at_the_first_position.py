@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, number, share
-from sinkscope.claims.evidence import EPSILON, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import OPENINGS
 from sinkscope.claims.subject import Subject
 from sinkscope.runs.catalogue import by_old_alpha
@@ -12,6 +12,8 @@ from sinkscope.runs.catalogue import by_old_alpha
 def find(run: Evidence, subject: Subject) -> Found:
     if by_old_alpha(run.run.manifest):
         return not_tested("its alpha_k counted queries, too, from which a window hides key k: scan the model again")
+    if not run.normalised:
+        return not_tested(NO_PROBABILITIES)
     table = run.run.measured["first"]
     judged = table["alpha_0_bos_first"].notna() & table["verdict"].notna()
     sinks = table[judged & (table["alpha_0_bos_first"] > EPSILON)]

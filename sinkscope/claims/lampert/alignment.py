@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
-from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
+from sinkscope.claims.claim import Claim, Found, Rule, correlation, number, share
 from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
@@ -23,7 +21,9 @@ def find(run: Evidence, subject: Subject) -> Found:
             layers["alignment_margin"] > layers["alignment_margin_other"]
         ),
         "smallest `alignment_margin` of a layer with a sink head": number(sinking["alignment_margin"].min()),
-        "over layers: rank correlation of the margin with BOS mass": _rank(layers),
+        "over layers: rank correlation of the margin with BOS mass": correlation(
+            layers["alignment_margin"], layers["mean_bos_mass"]
+        ),
     }
     if (layers["alignment_margin_other"] > 0).all():
         return not_tested(
@@ -33,14 +33,6 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested("no layer has a sink head", figures)
     calm = layers[layers["sink_heads"] == 0]
     return Found(share(sinking["alignment_margin"] > 0), share(calm["alignment_margin"] > 0), figures)
-
-
-def _rank(layers: pd.DataFrame) -> Number:
-    from scipy.stats import spearmanr
-
-    if len(layers) < 3:
-        return Number("-")
-    return number(float(spearmanr(layers["alignment_margin"], layers["mean_bos_mass"]).statistic), 2)
 
 
 CLAIM = Claim(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pandas as pd
-from scipy.stats import spearmanr
 
-from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
+from sinkscope.claims.claim import Claim, Found, Number, Rule, correlation, number, share
 from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
@@ -18,15 +17,14 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
     layers, heads = run.need_layers("cos_first_input_min"), run.heads
+    layers = layers[layers["stream"] != "cross"]  # its sink is a key of the encoder, its cosines are the decoder's
     sinking, calm = layers[layers["sink_heads"] > 0], layers[layers["sink_heads"] == 0]
     low = layers["cos_first_input_min"]
     figures = {
         "layers with a sink head": share(layers["sink_heads"] > 0),
         "residual stream: of these, smallest cosine above 0": share(sinking["cos_first_residual_min"] > 0),
         "mean `cos_first_input`": run.of_layers("cos_first_input"),
-        "over layers: rank correlation of the smallest cosine with BOS mass": Number("-")
-        if len(layers) < 3
-        else number(float(spearmanr(low, layers["mean_bos_mass"]).statistic), 2),
+        "over layers: rank correlation of the smallest cosine with BOS mass": correlation(low, layers["mean_bos_mass"]),
     }
     if sinking.empty:
         return not_tested("no layer has a sink head", figures)
