@@ -197,7 +197,7 @@ def solved(model: Any) -> Solved:
     config = model.config
     data = task.evaluation(task.EVALUATION_SEQUENCES, config.length, config.hidden_size, 0)
     with torch.no_grad():
-        maps = model(inputs_embeds=data.inputs, output_attentions=True).attentions
+        maps = model(inputs_embeds=data.inputs.to(model.dtype), output_attentions=True).attentions
     first = torch.cat([layer[..., 0] for layer in maps], 1).double().numpy()  # [sequence, layer x head, query]
     rows = np.delete(first, [0, int(data.trigger[0])], axis=2)
     return Solved(config, evaluate(model), rows.mean(2), model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from sinkscope.claims.evidence import Evidence
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
-    from sinkscope.checkpoints import Checkpoint
+    from sinkscope.checkpoints import Checkpoint, LoadOptions
     from sinkscope.runs.run import Run
     from sinkscope.runs.saved.arms import Arms, SavedArms
     from sinkscope.runs.schema.manifest import Manifest
@@ -86,7 +86,8 @@ class Subject:
         return (place / "arms.json").is_file() if name == "arms" else place.is_dir() and finished(place)
 
     def open(self) -> Any:
-        """The model itself, loaded; a saved run's by its name. Raises NotTested where it is not there any more."""
+        """The model itself, loaded; a saved run's by its name. Raises NotTested where it is not there any more, or
+        holds other weights."""
         return self._once("model", self._opened)
 
     def close(self) -> None:
@@ -136,13 +137,17 @@ class Subject:
 
     def _checkpoint(self) -> Checkpoint:
         """The model as scans load it, opened once for all that is kept."""
-        from sinkscope.checkpoints import LoadOptions
         from sinkscope.engine.loaded import loaded
 
-        names = {field.name for field in fields(LoadOptions)}
-        options = LoadOptions(**{name: value for name, value in self.loading.items() if name in names})
         report = self.progress or (lambda *_: None)
-        return self._once(OPENED, lambda: loaded(self.model, self.loading.get("tokenizer"), options, report))
+        return self._once(OPENED, lambda: loaded(self.model, self.loading.get("tokenizer"), self._options(), report))
+
+    def _options(self) -> LoadOptions:
+        """How scans load the model."""
+        from sinkscope.checkpoints import LoadOptions
+
+        names = {field.name for field in fields(LoadOptions)}
+        return LoadOptions(**{name: value for name, value in self.loading.items() if name in names})
 
     def _unless_forced(self, read: Callable[[], T]) -> T | None:
         """What is kept. With `force`, None where that is of another measurement, or damaged."""
@@ -179,13 +184,19 @@ class Subject:
         return arms_before(place, ARMS, self._checkpoint(), **settings)
 
     def _opened(self) -> Any:
-        from sinkscope.checkpoints import LoadOptions, open_checkpoint
+        from sinkscope.checkpoints import open_checkpoint
 
-        name = self.model if self.given is None else self.given.manifest.model.id
-        if not isinstance(name, str):
-            return name
+        if self.given is None:
+            if not isinstance(self.model, str):
+                return self.model
+            with not_tested():
+                return open_checkpoint(self.model, replace(self._options(), device="cpu")).model
+        told = self.given.manifest.model
         with not_tested():
-            return open_checkpoint(name, LoadOptions(device="cpu")).model
+            checkpoint = open_checkpoint(told.id, replace(self._options(), device="cpu", revision=told.revision))
+        if checkpoint.facts["weights_sha256"] != told.weights_sha256:
+            raise NotTested(f"{told.id} holds other weights than the run was made of: scan it again")
+        return checkpoint.model
 
 
 @contextmanager

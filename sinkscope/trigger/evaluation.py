@@ -162,7 +162,7 @@ def evaluate(
         gates.append(torch.sigmoid(output))
 
     with hooked(gated, post=keep), torch.no_grad():
-        outputs = model(inputs_embeds=data.inputs, output_attentions=True)
+        outputs = model(inputs_embeds=data.inputs.to(model.dtype), output_attentions=True)
     errors = outputs.last_hidden_state - task.targets(data, config.residual, config.off, config.target)
     trigger = int(data.trigger[0])
     heads = [
@@ -214,7 +214,7 @@ def _head(layer: int, head: int, a: Float[Tensor, "batch query key"], trigger: i
 def _gate(gates: list[Tensor], layer: int, head: int, dim: int, trigger: int) -> dict[str, float]:
     if not gates:
         return {"gate_mean": float("nan"), "gate_trigger": float("nan")}
-    rows = gates[layer][..., head * dim : (head + 1) * dim].mean((0, 2)).numpy()
+    rows = gates[layer][..., head * dim : (head + 1) * dim].double().mean((0, 2)).numpy()
     values = split_rows(rows, trigger, "gate")
     return {"gate_mean": values["gate_mean"], "gate_trigger": values["gate_trigger"]}
 
@@ -285,7 +285,7 @@ def trigger_maps(
     check_size(count, length, config.num_hidden_layers * config.num_attention_heads)
     data = task.evaluation(count, length, config.hidden_size, seed)
     with torch.no_grad():
-        outputs = model(inputs_embeds=data.inputs, output_attentions=True)
+        outputs = model(inputs_embeds=data.inputs.to(model.dtype), output_attentions=True)
     means, deviations, kept = [], [], []
     for weights in outputs.attentions:
         wide = weights.double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,19 @@ def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Pa
     assert "hard-switch holds 1 of 1" in flat
     assert "softmax-needs-a-sink holds 0.999" in flat
     assert "sink-is-cheaper not tested the run holds no smoothing: scan with --measure switch" in flat
+
+
+def test_a_saved_run_of_other_weights_is_not_judged_by_those_of_today(tmp_path: Path) -> None:
+    """The run holds no evaluation of the task: its model is opened again."""
+    model, run = tmp_path / "model", tmp_path / "run"
+    write_explicit(model, "softmax")
+    scanned = CliRunner().invoke(app, ["scan", str(model), "--num-sequences", "4", "--out", str(run), "--quiet"])
+    assert scanned.exit_code == 0, scanned.output
+    shutil.rmtree(model)
+    write_explicit(model, "softmax", heads=2)
+    flat = " ".join(claims(run, "--claim", "softmax-needs-a-sink").stdout.split())
+    assert "softmax-needs-a-sink not tested" in flat
+    assert "holds other weights than the run was made of: scan it again" in flat
 
 
 def test_the_list_needs_no_model() -> None:

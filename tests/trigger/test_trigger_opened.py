@@ -377,6 +377,15 @@ def test_length_of_training_gives_the_evaluation_itself() -> None:
     assert (row["error"], row["loss"]) == (found.error, found.loss)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_type_is_evaluated_in_it(dtype: torch.dtype) -> None:
+    """The closed form's logits are rounded to 8 bits, its marks are exact."""
+    plain, other = evaluate(explicit("softmax"), count=50), evaluate(explicit("softmax").to(dtype), count=50)
+    assert other.heads[0]["bos_mean"] == pytest.approx(plain.heads[0]["bos_mean"], abs=2e-3)
+    gated = evaluate(TriggerModel(TriggerConfig("gated")).to(dtype), count=50)
+    assert gated.heads[0]["gate_mean"] == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
