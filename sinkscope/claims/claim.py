@@ -106,9 +106,13 @@ class Rule:
             raise SinkscopeError(f"a rule on {self.of}: the thresholds must differ, for every number needs one verdict")
 
     def verdict(self, value: float) -> str:
-        """The verdict on a number; `not tested` for one that is missing."""
+        """The verdict on a number, to the nine digits that tables hold; `not tested` for one that is missing.
+
+        So a mean that is a threshold but for rounding, as of shares in thirds, is one.
+        """
         if np.isnan(value):
             return NOT_TESTED
+        value = float(f"{value:.9g}")
         sign = 1 if self.holds > self.fails else -1
         if sign * value >= sign * self.holds:
             return HOLDS
