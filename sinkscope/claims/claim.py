@@ -77,6 +77,22 @@ def mean(values: Iterable[float], digits: int = 3) -> Number:
     return Number(shown, float(each.mean()), sem=float(sem), n=len(each))
 
 
+def ratio(above: Iterable[float], below: Iterable[float], digits: int = 3) -> Number:
+    """The ratio of the means of two values a sequence, with its standard error; missing where it is over 0.
+
+    Both means vary, and together: the error is that of the mean of (a - r b) / mean b, with r the ratio (delta method).
+    """
+    one, other = np.asarray(list(above), dtype=float), np.asarray(list(below), dtype=float)
+    there = ~np.isnan(one + other)
+    one, other = one[there], other[there]
+    if not len(one) or not other.mean():
+        return Number("-")
+    value = one.mean() / other.mean()
+    error = mean((one - value * other) / other.mean()).sem
+    shown = f"{value:.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")
+    return Number(shown, float(value), sem=error, n=len(one))
+
+
 def correlation(first: Iterable[float], second: Iterable[float]) -> Number:
     """Spearman's rank correlation; missing below three pairs, and where either does not vary."""
     from scipy.stats import spearmanr

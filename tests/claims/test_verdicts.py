@@ -29,6 +29,7 @@ from sinkscope.claims.claim import (
     correlation,
     mean,
     number,
+    ratio,
     share,
 )
 from sinkscope.claims.findings import judged
@@ -413,6 +414,27 @@ def test_a_rule_gives_every_number_one_verdict() -> None:
     assert less.words == "b: holds at 0.1 or less, fails at 0.9 or more, holds in part between."
     with pytest.raises(SinkscopeError, match="must differ"):
         Rule("c", 0.5, 0.5)
+
+
+def test_a_mean_that_is_a_threshold_but_for_rounding_is_one() -> None:
+    """Half of the heads have a sink: shares of nine, of sequences that have more and fewer."""
+    rounded = mean([heads / 9 for heads in (3, 8, 2, 6, 1, 7)]).value
+    assert 0 < 0.5 - rounded < 1e-15
+    assert Rule("a", 0.5, 0.1).verdict(rounded) == HOLDS
+    assert Rule("b", 0.1, 0.5).verdict(rounded) == FAILS
+    assert Rule("a", 0.5, 0.1).verdict(0.499999) == IN_PART
+
+
+def test_the_error_of_a_ratio_knows_both_means() -> None:
+    """Rates that rise and fall together have a ratio that is known better than either; the jackknife agrees."""
+    short = np.random.default_rng(0).uniform(0.3, 0.9, 200)
+    for whole in (0.8 * short, 0.8 * short[::-1], 0.8 * short + np.linspace(0, 0.1, 200)):
+        found = ratio(whole, short)
+        left = [np.delete(whole, place).mean() / np.delete(short, place).mean() for place in range(200)]
+        assert found.value == pytest.approx(whole.mean() / short.mean())
+        assert found.sem == pytest.approx(np.std(left) * 199**0.5, rel=0.02, abs=1e-12)
+    assert ratio([0.1, float("nan")], [0.2, 0.3]).shown == "0.500"
+    assert ratio([0.1], [0.0]).shown == ratio([], []).shown == "-"
 
 
 def test_numbers_have_their_errors() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinkscope.claims.claim import Claim, Found, Number, Rule, mean, number
+from sinkscope.claims.claim import Claim, Found, Number, Rule, number, ratio
 from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_tested
 from sinkscope.claims.gu.first_token import rate
 from sinkscope.claims.needs import TEXT
@@ -20,6 +20,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested(
             f"the text has {run.data.seq_len} tokens, and {TWICE} are needed to compare it with its first 64"
         )
+    rows = rows[rows["sink_score_t64"].notna()]
     short, whole = (rate(rows, name) for name in ("sink_score_t64", "sink_score"))
     figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {run.data.seq_len}": whole}
     figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}
@@ -30,10 +31,8 @@ def find(run: Evidence, subject: Subject) -> Found:
     }
     if not short.value:
         return not_tested("no head has a sink at T = 64", figures)
-    rates = [
-        (scores > EPSILON).groupby(rows["sequence"]).mean() for scores in (rows["sink_score"], rows["sink_score_t64"])
-    ]
-    return Found(mean(rates[0] / rates[1].mean()), number(_by_threshold(figures, whole)), figures)
+    sinks = [(rows[name] > EPSILON).groupby(rows["sequence"]).mean() for name in ("sink_score", "sink_score_t64")]
+    return Found(ratio(*sinks), number(_by_threshold(figures, whole)), figures)
 
 
 def _by_threshold(figures: dict[str, Number], whole: Number) -> float:
