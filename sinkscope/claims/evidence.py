@@ -92,6 +92,10 @@ class Evidence:
         """The layers. Raises NotTested as `need` does."""
         return _known(self.layers, columns)
 
+    def least(self, layers: pd.DataFrame, column: str) -> pd.Series:
+        """The smallest value of any sequence in each of these layers."""
+        return layers["module"].map(self.sequences.groupby("module")[column].min())
+
     def of_heads(self, column: str, domain: str | None = None) -> Number:
         """The mean over heads, with the error over sequences."""
         rows = self.sequences if domain is None else self.sequences_of(domain)

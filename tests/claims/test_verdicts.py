@@ -338,6 +338,15 @@ def test_values_that_no_layer_has_together_test_nothing() -> None:
     assert (verdict, told.reason) == (NOT_TESTED, reason)
 
 
+def test_a_margin_is_asked_of_every_sequence() -> None:
+    """The mean over sequences is above 0 where one of them has a margin; necessary it is for the sink in each."""
+    run = made({"sink_score": 0.9}, {"alignment_margin": 0.2, "alignment_margin_other": [0.2, 0.0]}).given
+    rows = run.sequences.copy()
+    rows.loc[rows["head"].isna() & (rows["sequence"] == 1) & (rows["layer"] == 0), "alignment_margin"] = 0.0
+    verdict, found = judged(CLAIMS["alignment"], Subject("made", given=replace(run, sequences=rows)))
+    assert (verdict, found.deciding.shown) == (FAILS, "1 of 2")
+
+
 def test_the_dose_and_response_of_alignment_is_counted_apart_for_sink_heads() -> None:
     columns = {"sink_score": 0.9, "sink_rows": [0.5, 0.0], "off_rate": 0.1, "sunk_not_off": 0.0,
                "alignment_openness": [-0.5, 0.5]}  # fmt: skip

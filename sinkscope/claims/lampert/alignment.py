@@ -12,7 +12,7 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
     layers = run.need_layers("alignment_margin", "alignment_margin_other")
-    sinking = layers[layers["sink_heads"] > 0]
+    margins, sinking = run.least(layers, "alignment_margin"), layers["sink_heads"] > 0
     figures = {
         "layers with a sink head": share(layers["sink_heads"] > 0),
         "mean `alignment_margin`": run.of_layers("alignment_margin"),
@@ -20,7 +20,7 @@ def find(run: Evidence, subject: Subject) -> Found:
         "layers in which the first token's margin is the larger": share(
             layers["alignment_margin"] > layers["alignment_margin_other"]
         ),
-        "smallest `alignment_margin` of a layer with a sink head": number(sinking["alignment_margin"].min()),
+        "smallest `alignment_margin` of a layer with a sink head": number(layers["alignment_margin"][sinking].min()),
         "over layers: rank correlation of the margin with BOS mass": correlation(
             layers["alignment_margin"], layers["mean_bos_mass"]
         ),
@@ -29,10 +29,9 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested(
             "the condition excludes nothing: in every layer, such a W exists for another token too", figures
         )
-    if sinking.empty:
+    if not sinking.any():
         return not_tested("no layer has a sink head", figures)
-    calm = layers[layers["sink_heads"] == 0]
-    return Found(share(sinking["alignment_margin"] > 0), share(calm["alignment_margin"] > 0), figures)
+    return Found(share(margins[sinking] > 0), share(margins[~sinking] > 0), figures)
 
 
 CLAIM = Claim(
@@ -46,8 +45,8 @@ CLAIM = Claim(
     ),
     source="proposition 4.1.",
     assumes=(
-        "z is what the projections read, in one text at a time. J is the set of all queries j >= 1. i is every "
-        "other key, whether or not the query sees it."
+        "z is what the projections read, in one text at a time. A layer counts if such a W exists in each text. J is "
+        "the set of all queries j >= 1. i is every other key, whether or not the query sees it."
     ),
     needs=TEXT.with_tables("switch"),
     find=find,
