@@ -80,7 +80,7 @@ def losing(first: float, other: float, alpha_0: float = 0.9) -> Subject:
 
 def scored(score: str, mass: float) -> Subject:
     """A language model of that score, whose heads give the first token `mass`."""
-    subject = made({"bos_mass": mass}, first=FIRST | {"verdict": "position"})
+    subject = made({"bos_mass": mass}, first=FIRST)
     manifest = subject.given.manifest
     sites = [site.model_copy(update={"score": score}) for site in manifest.attention]
     run = replace(subject.given, manifest=manifest.model_copy(update={"attention": sites}))
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[Callable[[], Subject], Callable[[], Subject]]] = {
         lambda: long({"sink_score_t64": [0.9, 0.1], "sink_score": 0.9}),
     ),
     "stays-at-the-first-position": (
-        lambda: made(first=FIRST | {"verdict": "position"}), lambda: made(first=FIRST | {"verdict": "token"})
+        lambda: made(first=FIRST | {"alpha_bos_later": 0.2}), lambda: made(first=FIRST | {"alpha_0_other_first": 0.2})
     ),
     "key-bias": (
         lambda: made(SHORT_KEY | {"qk_cos_first": 0.5}),
@@ -269,6 +269,15 @@ def test_pictures_and_sound_are_no_language(stream: str, name: str, score: str) 
     read = replace(run, manifest=run.manifest.model_copy(update={"attention": sites}))
     verdict, told = judged(CLAIMS[name], Subject("made", given=read))
     assert (verdict, told.reason) == (NOT_TESTED, "the claim is about language models")
+
+
+def test_where_a_sink_goes_is_asked_at_the_claim_s_own_epsilon() -> None:
+    """A run at epsilon 0.5 says `none` of a sink of 0.4 that stays; with the claim's 0.3 it stays."""
+    columns = FIRST | {"alpha_0_other_first": 0.4, "alpha_bos_later": 0.0, "verdict": "none"}
+    verdict, found = judged(CLAIMS["stays-at-the-first-position"], made(first=columns))
+    assert (verdict, found.deciding.shown) == (HOLDS, "8 of 8")
+    counts = [found.figures[f"of these: {name}"].shown for name in ("token", "position", "both", "none")]
+    assert counts == ["0 of 8", "8 of 8", "0 of 8", "0 of 8"]
 
 
 def test_a_text_of_fewer_than_64_tokens_has_no_sink_rate_at_64() -> None:

@@ -15,14 +15,17 @@ def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
     table = run.run.measured["first"]
-    judged = table["alpha_0_bos_first"].notna() & table["verdict"].notna()
+    judged = table[["alpha_0_bos_first", "alpha_bos_later", "alpha_0_other_first"]].notna().all(axis=1)
     sinks = table[judged & (table["alpha_0_bos_first"] > EPSILON)]
+    token, position = sinks["alpha_bos_later"] > EPSILON, sinks["alpha_0_other_first"] > EPSILON
+    places = {"token": token & ~position, "position": position & ~token, "both": token & position}
     figures = {"heads with a sink on BOS at position 0": share(table["alpha_0_bos_first"] > EPSILON)}
     if not judged.any():
         return not_tested("nothing says where its sinks go without BOS, or with BOS elsewhere", figures)
     if sinks.empty:
         return not_tested("no head has a sink on BOS", figures)
-    figures |= {f"of these: {name}": share(sinks["verdict"] == name) for name in ("token", "position", "both", "none")}
+    figures |= {f"of these: {name}": share(there) for name, there in places.items()}
+    figures["of these: none"] = share(~(token | position))
     figures |= {
         "mean alpha_0, BOS first": number(float(table["alpha_0_bos_first"].mean())),
         "mean alpha_0, another token first": number(float(table["alpha_0_other_first"].mean())),
