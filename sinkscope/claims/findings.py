@@ -46,7 +46,10 @@ def judged(claim: Claim, subject: Subject) -> tuple[str, Found]:
         finding = Found(None, reason=str(reason))
     if finding.deciding is None:
         return NOT_TESTED, finding
-    return claim.rule.verdict(finding.deciding.value), finding
+    verdict = claim.rule.verdict(finding.deciding.value)
+    if verdict == NOT_TESTED:
+        finding = replace(finding, deciding=None, contrast=None, reason="the deciding number has no value")
+    return verdict, finding
 
 
 def _causal(subject: Subject) -> bool:

@@ -23,6 +23,7 @@ from sinkscope.claims.claim import (
     HOLDS,
     IN_PART,
     NOT_TESTED,
+    Found,
     Number,
     Rule,
     chosen_claims,
@@ -299,6 +300,13 @@ def test_a_rank_correlation_needs_values_that_vary() -> None:
     """Of 1, 2, 3 and 1, 3, 2 it is 1 - 6 (0 + 1 + 1) / 24 = 0.5."""
     assert correlation([1, 2, 3], [1, 3, 2]).shown == "0.50"
     assert correlation([1, 1, 1], [1, 3, 2]).shown == correlation([1, 2], [1, 2]).shown == "-"
+
+
+def test_a_deciding_number_without_a_value_is_a_reason() -> None:
+    claim = replace(CLAIMS["first-token"], find=lambda run, subject: Found(share([]), share([]), {"kept": number(1.0)}))
+    verdict, told = judged(claim, made())
+    assert (verdict, told.reason, told.deciding) == (NOT_TESTED, "the deciding number has no value", None)
+    assert list(told.figures) == ["kept"]
 
 
 def test_a_model_without_a_sink_says_nothing_of_the_sink_s_value() -> None:
