@@ -277,6 +277,18 @@ def test_as_many_sequences_and_draws_as_named_tell_the_difference_four_times_in_
     assert 0.72 < found / 400 < 0.88
 
 
+def test_draws_of_the_very_same_heads_are_no_difference() -> None:
+    """The mean of six equal losses may be off by their last bit, and was significantly so."""
+    generator = np.random.default_rng(0)
+    for _ in range(500):
+        losses = generator.uniform(2, 6, 16)
+        gap = versus_random(losses, np.repeat(losses[None], 6, 0))
+        assert float(gap.p) == 1.0
+        said = beside_random(gap, (6, 16), "random heads")
+        assert said.startswith("cannot be told from random")
+        assert said.endswith("p = 1)")
+
+
 def test_versus_random_joins_both_errors() -> None:
     draw = np.random.default_rng(0)
     losses, control = draw.normal(3.0, 0.1, 12), draw.normal(3.2, 0.1, (5, 12))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinkscope.runs.statistics import SIGNIFICANT, Difference, from_moments, mean, paired_difference, sem
+from sinkscope.runs.statistics import SIGNIFICANT, Difference, from_means, from_moments, mean, paired_difference, sem
 
 UNABLATED = "unablated"
 """The name of the model as it is, which every measurement begins with."""
@@ -52,13 +52,15 @@ def versus_random(losses: np.ndarray, control: np.ndarray) -> Difference:
     """`losses`, [N], minus the mean over draws of `control`, [draw, N], paired by sequence.
 
     The control is a sample of draws as well as of sequences. So the standard error combines that of the paired
-    differences with that of the mean over draws.
+    differences with that of the mean over draws. Beside the losses themselves, a difference may be rounding: so draws
+    of the same heads are equal to them.
     """
     paired = losses - control.mean(0)
     averages = control.mean(1)
-    return from_moments(
+    gap = from_moments(
         np.zeros(()), sem(averages), np.array(len(averages)), mean(paired), sem(paired), np.array(len(paired))
     )
+    return from_means(mean(control.mean(0)), mean(losses), gap.difference, gap.sem, np.asarray(gap.freedom))
 
 
 def beside_random(gap: Difference, shape: tuple[int, ...], control: str) -> str:
@@ -80,8 +82,9 @@ def beside_random(gap: Difference, shape: tuple[int, ...], control: str) -> str:
 
 def _needed(gap: Difference, shape: tuple[int, ...]) -> list[str]:
     """The sample that would show a difference of the observed size in 80 % of all measurements: both errors fall with
-    the root of their number. Empty where no number would, or where the error is not known."""
-    factor = float((ENOUGH * gap.sem / gap.difference) ** 2) if gap.difference else math.inf
+    the root of their number. Empty where no number would, as of a difference that is rounding, or where the error is
+    not known."""
+    factor = float((ENOUGH * gap.sem / gap.difference) ** 2) if gap.p < 1 else math.inf
     if not math.isfinite(factor) or factor <= 1:
         return []
     draws, sequences = (math.ceil(number * factor) for number in shape)
