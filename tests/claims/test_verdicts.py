@@ -390,6 +390,13 @@ def test_the_walk_is_judged_by_the_condition_of_each_head() -> None:
     assert figures["there the mean cosine falls in both halves, of heads that should sharpen"].shown == "4 of 4"
 
 
+def test_without_a_margin_there_is_no_cost_and_the_margin_is_the_reason() -> None:
+    margins, costs = COSTS | {"sink_margin_pairs": -1.0}, dict.fromkeys((name for name in COSTS if "cost" in name), NAN)
+    verdict, told = judged(CLAIMS["sink-is-cheaper"], made(margins | costs, smoothing=margins | costs | CHEAPER))
+    assert (verdict, told.reason) == (NOT_TESTED, "no head's first token leads every other key")
+    assert told.figures["heads whose first token leads every other key, on average"].shown == "0 of 8"
+
+
 def test_clusters_have_a_share_of_their_own() -> None:
     columns = COSTS | CHEAPER | {"token_groups": np.resize([1.0, 7.5], 8)}
     columns |= {"cheaper_groups": np.resize(["sink", "undecided"], 8)}

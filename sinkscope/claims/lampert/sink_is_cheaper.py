@@ -13,14 +13,16 @@ from sinkscope.claims.subject import Subject
 
 
 def find(run: Evidence, subject: Subject) -> Found:
+    margins = run.heads["sink_margin_pairs"].dropna() if "sink_margin_pairs" in run.heads else pd.Series(dtype=float)
+    figures = {"heads whose first token leads every other key, on average": share(margins > 0)}
+    if (margins <= 0).all() and len(margins):  # and then no head has a cost
+        return not_tested("no head's first token leads every other key", figures)
     run.need("cost_sink_lower_qk", "cost_sink_upper_qk")
     table = run.of_text("smoothing").drop(columns=["stream", "layer"]).merge(run.heads[["module", "head", "bos_mass",
         "self_mass"]], on=["module", "head"])  # fmt: skip
     heads = table[(table["sink_margin_pairs"] > 0) & table["cheaper_qk"].notna()]
-    margins = table["sink_margin_pairs"].dropna()
-    figures = {"heads whose first token leads every other key, on average": share(margins > 0)}
     if heads.empty:
-        return not_tested("no head's first token leads every other key", figures)
+        return not_tested("no head has both a margin above 0 and a cost", figures)
     figures |= {
         "`cost_diagonal_lower_qk` / `cost_sink_upper_qk`, geometric mean": _ratio(
             heads["cost_diagonal_lower_qk"] / heads["cost_sink_upper_qk"]
