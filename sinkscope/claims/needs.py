@@ -166,12 +166,13 @@ class Task:
     words: str = "sinkscope trigger evaluate MODEL"
 
     def of(self, subject: Subject) -> Solved:
-        """Raises NotTested for a model of anything else."""
+        """Raises NotTested for a model of anything else, and for one that is too large to be evaluated."""
         if subject.given is not None and (subject.given.summary.task or {}).get("name") != "trigger":
             raise NotTested(NO_TASK)
         if subject.given is None and not _has_task(subject):
             raise NotTested(NO_TASK)
-        return solved(subject.open())
+        with not_tested():
+            return solved(subject.open())
 
     def measurements(self) -> dict[str, Scan]:
         """The run over text, by which a model of the task is told; its evaluation takes a second."""
@@ -194,13 +195,13 @@ def solved(model: Any) -> Solved:
     from sinkscope.trigger import task
     from sinkscope.trigger.evaluation import evaluate
 
-    config = model.config
+    config, result = model.config, evaluate(model)
     data = task.evaluation(task.EVALUATION_SEQUENCES, config.length, config.hidden_size, 0)
     with torch.no_grad():
         maps = model(inputs_embeds=data.inputs.to(model.dtype), output_attentions=True).attentions
     first = torch.cat([layer[..., 0] for layer in maps], 1).double().numpy()  # [sequence, layer x head, query]
     rows = np.delete(first, [0, int(data.trigger[0])], axis=2)
-    return Solved(config, evaluate(model), rows.mean(2), model)
+    return Solved(config, result, rows.mean(2), model)
 
 
 TASK, LOSSES = Task(), Losses()

@@ -187,6 +187,17 @@ def test_a_model_that_does_not_solve_the_task_tests_no_need() -> None:
     assert found.figures["largest error"].value > 0.005
 
 
+def test_a_model_too_large_to_be_evaluated_tests_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The maps of 1000 sequences; the claims that need no evaluation have their verdicts."""
+    subject = model(explicit("softmax"))()
+    with monkeypatch.context() as patch:
+        patch.setattr("sinkscope.trigger.evaluation.LARGEST", 1000)
+        verdict, told = judged(CLAIMS["softmax-needs-a-sink"], subject)
+    assert verdict == NOT_TESTED
+    assert "1000 sequences of length 16 in 1 heads have attention maps of" in told.reason
+    assert judged(CLAIMS["hard-switch"], subject)[0] == HOLDS
+
+
 def renamed(attention: str, of: Any) -> Any:
     """The model with another kind of attention, and the weights of `of`."""
     network = deepcopy(of)
