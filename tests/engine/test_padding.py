@@ -54,6 +54,16 @@ def assert_same(run: sinkscope.Run, number: int, row: Tensor, model: Any, label:
         assert_close(ours, expected, f"{label} {name}", 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_seq_len_counts_tokens_and_no_padding(side: str) -> None:
+    """The first tokens of each sequence are read, wherever its padding stands."""
+    model, rows = tiny("llama"), sequences()
+    run = sinkscope.scan(model, data=padded(rows, side), seq_len=35, self_check=False)
+    assert run.summary.streams["text"].tokens_per_sequence == 35
+    for number, row in enumerate(rows):
+        assert_same(run, number, row[:35], model, f"{side}, sequence {number}")
+
+
 @pytest.mark.parametrize(("side", "family"), slow_but(product(("left", "right"), (*FAMILIES, "bloom")), *FAST_PADDING))
 def test_padding_counts_nowhere(family: str, side: str) -> None:
     """Unequal sequences padded into one batch give what each gives alone. Bloom's attention is inline."""

@@ -14,7 +14,7 @@ from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import read_corpus, token_rules
-from sinkscope.inputs.batches import TokenData, as_corpus, token_data, token_data_of
+from sinkscope.inputs.batches import as_corpus, token_data, token_data_of
 from sinkscope.inputs.documents import Texts
 from sinkscope.runs.defaults import NUM_SEQUENCES, SEQ_LEN
 from sinkscope.runs.request import Request
@@ -57,7 +57,7 @@ class TextsInput(InputKind):
 
 
 class TokenIdInput(InputKind):
-    """Reads token ids as given, cut to `seq_len` and `num_sequences` where they are set."""
+    """Reads token ids as given; `seq_len` keeps the first tokens of each sequence, wherever its padding stands."""
 
     name: ClassVar[str] = "token ids"
 
@@ -82,11 +82,13 @@ class TokenIdInput(InputKind):
     def read(self, positions: int) -> Reading:
         request, checkpoint = self.request, self.checkpoint
         tokens = token_data(request.handed, checkpoint.vocabulary)
-        rows, columns = slice(request.num_sequences), slice(request.seq_len)
-        mask = None if tokens.mask is None else tokens.mask[rows, columns]
-        cut = TokenData(tokens.ids[rows, columns], mask)
+        whole = as_corpus(tokens)
+        rows = slice(request.num_sequences)
+        ids = whole.ids[rows, : request.seq_len]
+        ids = ids[:, (ids >= 0).any(0)]
+        corpus = replace(whole, ids=ids, pieces=whole.pieces[rows], passages=whole.passages[rows])
+        cut = token_data_of(corpus)
         check_length(checkpoint, cut.longest)
-        corpus = replace(as_corpus(cut), passages=as_corpus(tokens).passages[rows])
         rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
         return Reading(rules, [corpus], [cut], checkpoint.tokenizer, self)
 
