@@ -214,6 +214,7 @@ def read_corpus(
     )
     check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
     warn(corpus, rules, num_sequences)
+    warn_of_spelled_bos(corpus, taken, rules)
     return corpus
 
 
@@ -327,6 +328,16 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
         )
     elif corpus.ids.shape[1] > 1 and (corpus.ids[:, 1] == rules.bos_id).any():
         corpus.warnings.append(f"{corpus.domain}: BOS stands twice at the start of a sequence")
+
+
+def warn_of_spelled_bos(corpus: Corpus, taken: Sequence[Stretch], rules: TokenRules) -> None:
+    """Adds that a text itself spells the BOS, which the tokenizer makes the token of, beyond its first token."""
+    spelled = sum(rules.bos_id in stretch.ids[1:] for stretch in taken)
+    if spelled:
+        corpus.warnings.append(
+            f"{corpus.domain}: in {spelled} of {len(taken)} sequences the text itself spells the tokenizer's BOS, and "
+            "the model reads a BOS there; attention to it is not in bos_mass"
+        )
 
 
 def _remedy(corpus: Corpus, first: np.ndarray) -> str:

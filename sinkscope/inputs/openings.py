@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.corpus import Corpus, Stretch, read_corpus, stretches, too_short, warn_of_count
+from sinkscope.inputs.corpus import (
+    Corpus,
+    Stretch,
+    read_corpus,
+    stretches,
+    too_short,
+    warn_of_count,
+    warn_of_spelled_bos,
+)
 from sinkscope.inputs.documents import SYNTHETIC, read_source
 from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
 from sinkscope.runs.openings import Opening, repeats
@@ -113,6 +121,7 @@ def read_opened(
         )
         check_ids(corpus.ids.ravel().tolist(), rules.vocabulary, f"{spec} under this tokenizer")
         warn_of_count(corpus, num_sequences)  # what stands first was asked for
+        warn_of_spelled_bos(corpus, taken, rules)
         corpora.append(corpus)
     return corpora
 

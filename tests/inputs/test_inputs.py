@@ -341,6 +341,18 @@ def test_doubled_bos_is_warned_of(read: Read, tmp_path: Path) -> None:
     assert not any("BOS" in warning for warning in read(path, 32, 1, bos="never").warnings)
 
 
+def test_bos_that_the_text_spells_is_warned_of(read: Read, tmp_path: Path) -> None:
+    """A tokenizer makes the token of a text that spells it, also where it adds none."""
+    words = "some words of text " * 20
+    path = write_lines(tmp_path / "x.jsonl", [{"text": "some <s> " + words}, {"text": words}])
+    for bos in ("auto", "never"):
+        corpus = read(path, 32, 2, bos=bos)
+        assert (corpus.ids[:, 1:] == 0).sum() == 1  # <s>
+        assert any("in 1 of 2 sequences the text itself spells" in warning for warning in corpus.warnings)
+    path = write_lines(tmp_path / "y.jsonl", [{"text": words}])
+    assert not read(path, 32, 1).warnings
+
+
 @pytest.mark.slow
 def test_bos_warning_reaches_the_summary(tiny_folder: Path, scan_cli: Scan) -> None:
     outcome = scan_cli(tiny_folder, "--bos", "never")
