@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import SinkscopeError, first_line
-from sinkscope.inputs.corpus import Corpus, drawn, read_corpus, warn
+from sinkscope.inputs.corpus import AS_GIVEN, Corpus, drawn, read_corpus, warn
 from sinkscope.inputs.documents import ROLES, SYNTHETIC, DataSource, Document, read_source
 from sinkscope.inputs.rules import TokenRules, check_characters, check_ids
 
@@ -317,7 +317,12 @@ def read_chats_or_text(
     model's `limit` for conversations. `goes_on`: the model will write after it."""
     chats = holds_chats(spec)
     if chats is None:
-        return read_corpus(spec, tokenizer, rules, seq_len or default, wanted, bos, seed)
+        corpus = read_corpus(spec, tokenizer, rules, seq_len or default, wanted, bos, seed)
+        if bos != "auto" and corpus.bos == AS_GIVEN:
+            raise SinkscopeError(
+                f"--bos {bos}: rows of token ids ({spec}) are read unchanged, with BOS where they have it"
+            )
+        return corpus
     if bos != "auto":
         raise SinkscopeError(f"--bos {bos}: in conversations ({spec}) the chat template decides what stands first")
     most = seq_len or min(MOST_TOKENS, limit or MOST_TOKENS)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 JOINT = "\n\n"
+AS_GIVEN = "as given"
+"""How the first token was chosen where rows of token ids are read."""
 CHARACTERS_PER_TOKEN = 12
 """Characters first handed to the tokenizer for each token wanted; more where these give too few."""
 
@@ -138,7 +140,7 @@ class Corpus:
     pieces: Sequence[tuple[str, ...]]
     passages: Sequence[tuple[Passage, ...]] = ()
     dropped: int = 0
-    bos: str = "as given"
+    bos: str = AS_GIVEN
     warnings: list[str] = field(default_factory=list)
     vectors: np.ndarray | None = None
     source: str = ""

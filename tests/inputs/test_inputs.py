@@ -17,6 +17,7 @@ from tiers import slow_but
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.inputs import Corpus, read_corpus, token_rules
+from sinkscope.inputs.chats import read_chats_or_text
 
 BUILT_IN = ("prose", "code", "multilingual")
 BOS = 0
@@ -351,6 +352,16 @@ def test_bos_that_the_text_spells_is_warned_of(read: Read, tmp_path: Path) -> No
         assert any("in 1 of 2 sequences the text itself spells" in warning for warning in corpus.warnings)
     path = write_lines(tmp_path / "y.jsonl", [{"text": words}])
     assert not read(path, 32, 1).warnings
+
+
+@pytest.mark.parametrize("bos", ["always", "never"])
+def test_no_bos_is_asked_of_token_ids(bos: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Two datasets of the same rows would else be compared as one with BOS and one without."""
+    path = str(write_lines(tmp_path / "x.jsonl", [{"input_ids": list(range(5, 40))}]))
+    rules = token_rules(tokenizer, VOCABULARY)
+    assert len(read_chats_or_text(path, tokenizer, rules, 32, 32, None, 1, "auto", 0, False).ids) == 1
+    with pytest.raises(SinkscopeError, match=f"--bos {bos}: rows of token ids .* are read unchanged"):
+        read_chats_or_text(path, tokenizer, rules, 32, 32, None, 1, bos, 0, False)
 
 
 @pytest.mark.slow
