@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sinkscope.capture.precision import has_float64
-from sinkscope.capture.private_doors import conv1d
+from sinkscope.capture.private_doors import conv1d, linear_kinds
 from sinkscope.capture.quiet_logs import quiet_logs
 
 NAMES = (
@@ -95,7 +96,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
             if type(projection).forward is conv1d().forward:
                 return weight.detach().mT
     with torch.no_grad():
-        eye = torch.eye(width, **_home(projection))
+        eye = torch.eye(width, **_home(projection, width))
         nothing = _applied(projection, torch.zeros_like(eye))
         if nothing.isfinite().all():
             return (_applied(projection, eye) - nothing).mT
@@ -109,10 +110,11 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
     returns for a vector and its opposite.
     """
     with torch.no_grad():
-        nothing = _applied(projection, torch.zeros(1, width, **_home(projection)))[0]
+        home = _home(projection, width)
+        nothing = _applied(projection, torch.zeros(1, width, **home))[0]
         if nothing.isfinite().all():
             return nothing
-        ones = torch.ones(1, width, **_home(projection))
+        ones = torch.ones(1, width, **home)
         return (_applied(projection, ones) + _applied(projection, -ones))[0] / 2
 
 
@@ -121,12 +123,40 @@ def holds_codes(projection: nn.Module) -> bool:
     return not all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
 
 
-def _home(projection: nn.Module) -> dict[str, Any]:
-    """The dtype and the device that the projection computes in."""
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer: one of `linear_kinds`, or a quantised layer of a package's own class.
+
+    The latter is told by its numbers of inputs and outputs and by its codes. An adapter's layer has both, too: it is
+    none itself, since it holds the layer that it changes.
+    """
+    if isinstance(module, linear_kinds()):
+        return True
+    numbers = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    coded = all(isinstance(number, int) for number in numbers) and holds_codes(module)
+    return coded and not any(is_linear(inner) for inner in module.children())
+
+
+def widths(linear: nn.Module) -> tuple[int, int]:
+    """Numbers of inputs and outputs of a linear layer; GPT-2's keeps its weight as [in, out]."""
+    if isinstance(linear, conv1d()):
+        inputs, outputs = linear.get_parameter("weight").shape
+        return inputs, outputs
+    return linear.in_features, linear.out_features  # type: ignore[return-value]
+
+
+def _home(projection: nn.Module, width: int) -> dict[str, Any]:
+    """The device of the projection and a dtype that it reads: its first wide tensor's, unless it refuses this one.
+
+    A quantised layer may have scales of another dtype than it computes in.
+    """
     held = [*projection.parameters(), *projection.buffers()]
-    dtype = next((tensor.dtype for tensor in held if _wide(tensor)), torch.float32)
+    first = next((tensor.dtype for tensor in held if _wide(tensor)), torch.float32)
     device = next((tensor.device for tensor in held if not tensor.is_meta), torch.device("cpu"))
-    return {"device": device, "dtype": dtype}
+    for dtype in (first, torch.bfloat16, torch.float16, torch.float32):
+        with suppress(RuntimeError):
+            _applied(projection, torch.zeros(1, width, dtype=dtype, device=device))
+            return {"device": device, "dtype": dtype}
+    return {"device": device, "dtype": first}
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.hooks import hooked
+from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import as_float64
-from sinkscope.capture.private_doors import linear_kinds, times_written
+from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.rows import by_sequence
 
 FIT = 1e-3
@@ -86,7 +87,7 @@ class _Search:
             path = f"{self.block}.{name}"
             if path in self.children:
                 yield hooked(module, post=self._keep(path, self.outputs))
-            if isinstance(module, linear_kinds()):
+            if is_linear(module):
                 yield hooked(module, post=self._keep(path, self.linear))
         yield hooked(self.module, post=self._end)
 

@@ -75,6 +75,13 @@ def in_bfloat16(x: Tensor) -> Tensor:
     return x.bfloat16()
 
 
+def bfloat16_alone(x: Tensor) -> Tensor:
+    """As a kernel that reads one dtype, though its scales have another."""
+    if x.dtype != torch.bfloat16:
+        raise RuntimeError("bfloat16 is needed")
+    return x
+
+
 def packed(inner: Callable[[Tensor], Tensor] = as_it_is) -> tuple[Any, Any]:
     """A model of packed layers, and one with the same weights in plain layers."""
     models: tuple[Any, Any] = (make_model(), make_model())
@@ -151,6 +158,29 @@ def test_a_layer_that_gives_nothing_for_zeros_is_asked_twice() -> None:
     assert layer(torch.zeros(1, 8)).isnan().all()
     torch.testing.assert_close(projection_weight(layer, 8), layer.dequantised(), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(projection_bias(layer, 8), plain.bias.detach(), atol=1e-6, rtol=1e-6)
+
+
+def test_a_layer_that_reads_another_dtype_than_its_scales_is_read_in_it() -> None:
+    layer = PackedLinear(nn.Linear(8, 6), bfloat16_alone)
+    expected = layer.dequantised().bfloat16()
+    torch.testing.assert_close(projection_weight(layer, 8), expected, atol=0, rtol=0)
+    assert not projection_bias(layer, 8).any()
+
+
+def test_layers_of_a_class_of_their_own_are_linear_modules() -> None:
+    """Their inputs are rounded and listed, and their neurons zeroed, as those of plain layers."""
+    ids = np.random.default_rng(0).integers(0, 500, (3, 24))
+    ours, theirs = packed()
+    arms = ["acts:4/tensor", "neuron:1.5"]
+    own, expected = (sinkscope.arms(model, arms, data=ids, draws=2).table for model in (ours, theirs))
+    rounded = own[own.arm == "acts:4/tensor"]
+    assert (rounded.increase.abs() > 0.01).all()
+    np.testing.assert_allclose(own.increase, expected.increase, atol=1e-5)
+    own, expected = (sinkscope.scan(model, data=ids, measure=("modules", "spikes")) for model in (ours, theirs))
+    assert len(own.measured["modules"]) == 14
+    for name, table in expected.measured.items():
+        for column in table.select_dtypes("number"):
+            np.testing.assert_allclose(own.measured[name][column], table[column], rtol=1e-4, atol=1e-5, err_msg=column)
 
 
 def test_a_layer_that_is_no_map_at_all_is_not_read() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import LayerView, Missing
 from sinkscope.capture.hooks import hooked
-from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
@@ -43,7 +43,7 @@ class Modules(Measurement):
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         modules = subject.model.named_modules()
-        self.linear = [name for name, module in modules if isinstance(module, linear_kinds())]
+        self.linear = [name for name, module in modules if is_linear(module)]
         self._found: dict[str, dict[str, Tensor]] = {}
 
     def quantities(self) -> tuple[Quantity, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.rows import by_sequence
 from sinkscope.checkpoints.forward import Forward, several_probes
 from sinkscope.errors import SinkscopeError
@@ -19,8 +19,6 @@ from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.changes import WHOLE, around_zero
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.positions import SINKS, PositionArm, Positions, read_kept
-
-LINEAR = linear_kinds()
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class RoundedActivations(PositionArm):
     def ready(self, setting: Setting) -> Arm:
         self.positions.check(setting)
         for name, module in setting.base.named_modules():
-            if not isinstance(module, (*LINEAR, nn.Embedding)) and any(
+            if not (isinstance(module, nn.Embedding) or is_linear(module)) and any(
                 parameter.ndim > 1 for parameter in module.parameters(recurse=False)
             ):
                 raise SinkscopeError(
@@ -68,7 +66,7 @@ class RoundedActivations(PositionArm):
     def in_force(self, forward: Pass, mask: Tensor) -> Iterator[None]:
         with ExitStack() as stack:
             for name, module in forward.setting.base.named_modules():
-                if isinstance(module, LINEAR):
+                if is_linear(module):
                     stack.enter_context(forward.hooked(module, self._hook(name, mask)))
             yield
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinkscope.capture.private_doors import linear_kinds
+from sinkscope.capture.output_projection import is_linear, widths
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.grammar import number
@@ -79,8 +79,8 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
         if any(name == attention or name.startswith(f"{attention}.") for attention in inside):
             continue
-        if isinstance(module, linear_kinds()):
-            wide, out = _widths(module)
+        if is_linear(module):
+            wide, out = widths(module)
             if out == stream and wide != stream:
                 projections.append((module, wide))
     if len(projections) != 1:
@@ -89,14 +89,6 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
             "stream: one is needed"
         )
     return projections[0]
-
-
-def _widths(module: nn.Module) -> tuple[int, int]:
-    """Numbers of inputs and outputs of one of `linear_kinds`; GPT-2's keeps its weight as [in, out]."""
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    inputs, outputs = module.get_parameter("weight").shape
-    return inputs, outputs
 
 
 def read_neuron(rest: str) -> Arm:
