@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from sinkscope.capture.output_projection import holds_codes, is_linear, widths
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
@@ -174,13 +176,23 @@ def add_facts(checkpoint: Checkpoint, tokenizer_sha256: Callable[[], str | None]
         "tokenizer_sha256": tokenizer_hash(checkpoint.tokenizer) if tokenizer_sha256 is None else tokenizer_sha256(),
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": _parameters(model),
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "device": devices(model),
         "attention_implementation": attention_name(config),
         "max_positions": checkpoint.max_positions,
         "quantization": _quantization(config),
     }
+
+
+def _parameters(model: nn.Module) -> int:
+    """Number of parameters. A quantised linear layer has those that it would have otherwise: packages pack several
+    codes into one number, and may keep them in buffers."""
+    coded = [module for module in model.modules() if is_linear(module) and holds_codes(module)]
+    packed = {id(parameter) for module in coded for parameter in module.parameters(recurse=False)}
+    biases = [bias for module in coded if isinstance(bias := getattr(module, "bias", None), Tensor)]
+    plain = [parameter for parameter in model.parameters() if id(parameter) not in packed]
+    return sum(math.prod(widths(module)) for module in coded) + sum(part.numel() for part in (*plain, *biases))
 
 
 def _config_hash(config: Any) -> str:

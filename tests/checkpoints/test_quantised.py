@@ -178,6 +178,7 @@ def test_layers_of_a_class_of_their_own_are_linear_modules() -> None:
     np.testing.assert_allclose(own.increase, expected.increase, atol=1e-5)
     own, expected = (sinkscope.scan(model, data=ids, measure=("modules", "spikes")) for model in (ours, theirs))
     assert len(own.measured["modules"]) == 14
+    assert own.manifest.model.parameters == expected.manifest.model.parameters
     for name, table in expected.measured.items():
         for column in table.select_dtypes("number"):
             np.testing.assert_allclose(own.measured[name][column], table[column], rtol=1e-4, atol=1e-5, err_msg=column)
@@ -250,6 +251,7 @@ def test_torchao(name: str, tolerance: float, tmp_path: Path) -> None:
     run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
     plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
     assert run.manifest.model.quantization == "torchao"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
 
@@ -265,6 +267,7 @@ def test_quanto(bits: str, tolerance: float, tmp_path: Path) -> None:
     run = measured(model)
     plain = measured(make_model())
     assert run.manifest.model.quantization == "quanto"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
 
@@ -286,6 +289,7 @@ def test_bitsandbytes(bits: int, tmp_path: Path) -> None:
         make_model(intermediate_size=128), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2
     )
     assert run.manifest.model.quantization == "bitsandbytes"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol={4: 0.5, 8: 0.05}[bits])
 
@@ -301,6 +305,7 @@ def test_compressed_tensors(bits: int, tolerance: float, tmp_path: Path) -> None
     run = sinkscope.scan(str(tmp_path / "coded"), smoothing=True, seq_len=24, num_sequences=2)
     plain = sinkscope.scan(str(tmp_path / "plain"), smoothing=True, seq_len=24, num_sequences=2)
     assert run.manifest.model.quantization == "compressed-tensors"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
     assert run.manifest.self_check.status == "passed"
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=tolerance)
@@ -345,6 +350,7 @@ def test_gptqmodel(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sinkscope.scan(str(each), smoothing=True, seq_len=24, num_sequences=2) for each in (coded, plain)
     )  # fmt: skip
     assert run.manifest.model.quantization == method
+    assert run.manifest.model.parameters == before.manifest.model.parameters
     assert run.manifest.self_check.status == "passed"
     assert not run.heads.bos_mass.equals(before.heads.bos_mass)
     for column in ("rank_w", "rank_qk"):

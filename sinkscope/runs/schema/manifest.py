@@ -75,7 +75,7 @@ class ModelFacts(Record):
     model_type: str | None = None
     """Name of the architecture in transformers."""
     parameters: int | None = None
-    """Number of parameters."""
+    """Number of parameters; a quantised linear layer counts as if it were not quantised."""
     dtype: str | None = None
     """The dtype that the model computed in."""
     device: str | None = None
