@@ -34,7 +34,7 @@ def hooked(
     thread = get_ident()
 
     def here(hook: Hook) -> Hook:
-        return lambda *args: hook(*args) if get_ident() == thread else None
+        return lambda *args: hook(*args) if get_ident() == thread and thread not in _unheard else None
 
     with ExitStack() as stack:
         for module in (modules,) if isinstance(modules, nn.Module) else modules:
@@ -46,6 +46,23 @@ def hooked(
                     module.register_forward_hook(here(post), with_kwargs=with_kwargs, always_call=always).remove
                 )
         yield
+
+
+_unheard: set[int] = set()
+"""Threads whose hooks are not called at the moment."""
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Calls no hook of `hooked` in this thread until the block ends: what a layer is given there is no text."""
+    thread = get_ident()
+    outer = thread not in _unheard
+    _unheard.add(thread)
+    try:
+        yield
+    finally:
+        if outer:
+            _unheard.discard(thread)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sinkscope.capture.hooks import unheard
 from sinkscope.capture.precision import has_float64
 from sinkscope.capture.private_doors import conv1d, linear_kinds
 from sinkscope.capture.quiet_logs import quiet_logs
@@ -161,7 +162,7 @@ def _home(projection: nn.Module, width: int) -> dict[str, Any]:
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
     """The projection's output; layers of quantised models may return their scales beside it."""
-    with quiet_logs():
+    with quiet_logs(), unheard():
         output = projection(rows)
     return output[0] if isinstance(output, tuple) else output
 

@@ -184,6 +184,16 @@ def test_layers_of_a_class_of_their_own_are_linear_modules() -> None:
             np.testing.assert_allclose(own.measured[name][column], table[column], rtol=1e-4, atol=1e-5, err_msg=column)
 
 
+def test_rows_by_which_a_layer_is_read_are_no_tokens() -> None:
+    """The identity has as many rows here as a batch of 2 sequences has tokens."""
+    ids = np.random.default_rng(0).integers(0, 500, (2, 32))
+    model, _ = packed()
+    run = sinkscope.scan(model, data=ids, measure=("modules", "smoothing"), batch_size=2)
+    assert len(run.measured["modules"]) == 14
+    one = sinkscope.scan(model, data=ids, measure=("modules", "smoothing"), batch_size=1)
+    assert run.measured["modules"].module.equals(one.measured["modules"].module)
+
+
 def test_a_layer_that_is_no_map_at_all_is_not_read() -> None:
     ours, _ = packed(lambda x: x * (1 + x.square().mean(-1, keepdim=True)))
     run = measured(ours)
