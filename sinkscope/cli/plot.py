@@ -236,7 +236,7 @@ def _trajectory(folder: Path) -> pd.DataFrame:
 
     path = folder / "trajectory.csv"
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, dtype={"layer": "Int64", "head": "Int64"})
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no table"
         raise SinkscopeError(f"cannot read {path}: {reason}; `sinkscope track` writes it into its --out") from None

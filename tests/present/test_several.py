@@ -436,6 +436,13 @@ def test_one_training_is_drawn_as_track_draws_it() -> None:
 
 
 @pytest.mark.slow
+def test_the_caption_names_the_dataset_where_a_training_has_several() -> None:
+    both = pd.concat([trained(1), trained(2).assign(domain="code")])
+    assert draw_trajectories({"one": both}, "svg")[1].endswith("Drawn: prose, stream text.")
+    assert "Drawn" not in draw_trajectories({"one": trained(1)}, "svg")[1]
+
+
+@pytest.mark.slow
 def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "a/one"), 1):
         (tmp_path / name).mkdir(parents=True)
@@ -444,7 +451,9 @@ def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
     code, out, err = run_cli("plot", tmp_path / "one", tmp_path / "two", *words)
     assert code == 0, err
     assert "standard error" in out
-    assert b">two<" in (tmp_path / "t.svg").read_bytes()
+    drawn = (tmp_path / "t.svg").read_bytes()
+    assert b">two<" in drawn
+    assert b">head 1.3<" in drawn, "layers and heads are whole numbers, as track draws them"
     code, _, err = run_cli("plot", tmp_path / "one", tmp_path / "a" / "one", *words)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "two folders have the same name: rename one" in err

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sinkscope.present.colors import LINES
 from sinkscope.present.figures.canvas import Grid, drawn, inches
+from sinkscope.present.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,7 @@ def draw_trajectories(
 ) -> tuple[bytes, str]:
     """The same of several trainings, by name, each in a panel of its own; the figure and its caption."""
     if len(named) == 1:
-        return draw_trajectory(next(iter(named.values())), form, size, title=title), CAPTION
+        return draw_trajectory(next(iter(named.values())), form, size, title=title), _caption(named)
     grid = Grid(tuple(named), 1, size, 2.0, "")
 
     def paint(canvas: Figure) -> None:
@@ -54,7 +55,16 @@ def draw_trajectories(
             if not grid.is_left(number):
                 axes.set_ylabel("")
 
-    return drawn(paint, "sinkscope trajectory", form, grid.inches, title), CAPTION
+    return drawn(paint, "sinkscope trajectory", form, grid.inches, title), _caption(named)
+
+
+def _caption(named: dict[str, pd.DataFrame]) -> str:
+    """What is drawn; where a training has several datasets or streams, also which of them."""
+    firsts = {
+        f"{printable(table['domain'].iloc[0])}, stream {table['stream'].iloc[0]}"
+        for table in named.values() if len(table[["domain", "stream"]].drop_duplicates()) > 1
+    }  # fmt: skip
+    return f"{CAPTION} Drawn: {'; '.join(sorted(firsts))}." if firsts else CAPTION
 
 
 def _paint(axes: Axes, trajectory: pd.DataFrame) -> None:
