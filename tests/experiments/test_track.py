@@ -307,7 +307,8 @@ def test_heads_that_appeared_come_before_those_that_were_there_and_the_next_step
     ])  # fmt: skip
     rows = [(0, 0, 0, "start"), (1, 1, 1, "jump")]
     emerged = pd.DataFrame(
-        [{"layer": layer, "head": head, "emerged": step, "first": 0.1, "last": 0.9, "shape": shape}
+        [{"domain": "d", "stream": "text", "layer": layer, "head": head, "emerged": step, "first": 0.1, "last": 0.9,
+          "shape": shape}
          for layer, head, step, shape in rows]
     )  # fmt: skip
     text = render_trajectory(steps, emerged, 0.3, [Path("out/trajectory.csv")])
@@ -337,6 +338,30 @@ def test_without_a_sink_no_head_is_listed() -> None:
     assert "No head has a sink at the last step" in text
     assert "nan" not in text
     assert "from step" not in text
+
+
+def test_each_dataset_has_its_own_steps_and_heads() -> None:
+    """A head that reads two datasets is one head in each, not two of the model."""
+    values = {"prose": 0.1, "code": 0.9}
+    rows = [
+        {"step": step, "domain": domain, "stream": "text", "level": "head", "layer": 0, "head": head,
+         "metric": "sink_score", "value": value * step, "sem": 0.0}
+        for step in (0, 1) for domain, value in values.items() for head in range(2)
+    ]  # fmt: skip
+    model = [
+        {"step": step, "domain": domain, "stream": "text", "level": "model", "metric": metric, "value": value * step,
+         "sem": 0.0}
+        for step in (0, 1) for domain, value in values.items()
+        for metric in ("sink_rate", "sink_score", "bos_mass", "dormant")
+    ]  # fmt: skip
+    trajectory = pd.DataFrame(rows + model).astype({"layer": "Int64", "head": "Int64"})
+    text = render_trajectory(trajectory, emergence(trajectory, 0.3), 0.3)
+    prose, code = text.split("code, stream text")
+    assert prose.startswith("prose, stream text\n")
+    assert "0.100 ± 0.000" in prose
+    assert "No head has a sink at the last step" in prose
+    assert "0.900 ± 0.000" in code
+    assert "At the last step, 2 of 2 heads have a sink" in " ".join(code.split())
 
 
 @pytest.mark.slow

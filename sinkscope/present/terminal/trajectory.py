@@ -25,34 +25,36 @@ NOTE = (
 def render_trajectory(
     trajectory: pd.DataFrame, emerged: pd.DataFrame, epsilon: float, written: Iterable[Path] = ()
 ) -> str:
-    """A line per step (first domain and stream), then when sinks appeared, in words and by head."""
-    lines = [*_steps(trajectory, epsilon), NOTE, "", *wrapped(_answer(emerged, epsilon))]
-    heads = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
-    heads = heads.sort_values(["there", "emerged", "layer", "head"])  # those that appeared, then those that were there
-    if len(heads):
-        rows = [
-            ("head", "from step", "alpha_0 first", "last", "shape"),
-            *(_row(row) for row in heads.to_dict("records")),
-        ]
-        lines += ["", *aligned(rows[: HEADS + 1])]
-        if len(heads) > HEADS:
-            lines.append(f"{len(heads) - HEADS} more heads are in emergence.csv")
+    """A line per step, then when sinks appeared, in words and by head; for each dataset and stream on its own."""
+    lines = []
+    parts = list(trajectory.groupby(["domain", "stream"], sort=False))
+    for (domain, stream), steps in parts:
+        heads = emerged[(emerged["domain"] == domain) & (emerged["stream"] == stream)]
+        lines += ["", *wrapped(printable(f"{domain}, stream {stream}"))] if len(parts) > 1 else []
+        lines += [*_steps(steps, epsilon), NOTE, "", *wrapped(_answer(heads, epsilon)), *_heads(heads)]
+    paths = list(written)
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
         lines += ["", *wrapped(f"written to {printable(str(paths[0].parent))}: {names}")]
         drawn = ("--figure", "trajectory", "-o", "trajectory.pdf")
         lines += [f"next: {next_command('plot', paths[0].parent, *drawn)}"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, ""]).lstrip("\n")
+
+
+def _heads(emerged: pd.DataFrame) -> list[str]:
+    """The heads with a sink: those whose sink appeared, then those that had one at every step."""
+    heads = emerged[emerged["emerged"].notna()].assign(there=lambda rows: rows["shape"] == "start")
+    heads = heads.sort_values(["there", "emerged", "layer", "head"])
+    if not len(heads):
+        return []
+    rows = [("head", "from step", "alpha_0 first", "last", "shape"), *map(_row, heads.to_dict("records"))]
+    more = [f"{len(heads) - HEADS} more heads are in emergence.csv"] if len(heads) > HEADS else []
+    return ["", *aligned(rows[: HEADS + 1]), *more]
 
 
 def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
-    first = trajectory.iloc[0]
-    model_rows = trajectory[
-        (trajectory["domain"] == first["domain"])
-        & (trajectory["stream"] == first["stream"])
-        & (trajectory["level"] == "model")
-    ]
+    model_rows = trajectory[trajectory["level"] == "model"]
     steps = sorted(model_rows["step"].unique())
     shown = steps if len(steps) <= STEPS else [steps[round(i * (len(steps) - 1) / (STEPS - 1))] for i in range(STEPS)]
     rows = [("step", f"sink rate (eps {epsilon:g})", "alpha_0", "bos_mass", "dormant heads")]
