@@ -38,8 +38,8 @@ HEADS = (
     "text",
     "T",
     "sequences",
-    "sink rate, %",
-    "first 64, %",
+    "sink rate (alpha_0 > 0.3), %",
+    "first 64 (alpha_0 > 0.3), %",
     "mean alpha_0",
     "first-token attention",
     "dormant heads",
@@ -83,7 +83,7 @@ def _answers(run: Run) -> Iterator[str]:
 
 def _table(entries: list[Entry]) -> str:
     marks = ["---"] + ["---:"] * (len(HEADS) - 1)
-    rows = [HEADS, marks, *map(_cells, entries)]
+    rows = [[markdown_cell(head) for head in HEADS], marks, *map(_cells, entries)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

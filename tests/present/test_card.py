@@ -44,6 +44,11 @@ def test_the_block_holds_the_answer_and_a_row_for_each_text() -> None:
         assert entry.streams["text"].in_words[0].split("alpha_0")[0] in text
 
 
+def test_the_threshold_of_the_rates_is_named() -> None:
+    """The answer above the table is at the run's own epsilon, which may be another."""
+    assert "| sink rate (alpha\\_0 &gt; 0.3), % | first 64 (alpha\\_0 &gt; 0.3), % |" in markdown_block(scanned())
+
+
 def test_names_and_warnings_stay_text() -> None:
     run = hostile(scanned(), EVIL)
     card = ModelCard(render_card(run))
