@@ -22,7 +22,7 @@ from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import arms as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.maps import draw_attention
-from sinkscope.present.figures.run import _heatmap, draw
+from sinkscope.present.figures.run import _heatmap, draw, draw_on
 from sinkscope.present.figures.several import caption
 from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run
@@ -103,10 +103,17 @@ def test_bad_choices(figure: str, form: str, size: str, metric: str) -> None:
         draw(scanned(), figure, form, size, metric)
 
 
-def heat_map_of(metric: str) -> Figure:
+def heat_map_of(metric: str, run: Run | None = None) -> Figure:
     canvas = Figure()
-    _heatmap(canvas, scanned(), metric)
+    _heatmap(canvas, run or scanned(), metric)
     return canvas
+
+
+def test_an_interrupted_run_counts_what_was_measured() -> None:
+    run = scanned()
+    run.manifest.complete = False
+    run.sequences = run.sequences[run.sequences["sequence"] < 3]
+    assert "\n3 x 48 tokens" in heat_map_of("bos_mass", run).axes[0].get_title(loc="left")
 
 
 def test_a_heat_map_says_once_what_it_shows() -> None:
