@@ -116,6 +116,19 @@ def test_an_interrupted_run_counts_what_was_measured() -> None:
     assert "\n3 x 48 tokens" in heat_map_of("bos_mass", run).axes[0].get_title(loc="left")
 
 
+@pytest.mark.parametrize("weight", [7.5, -7.5])
+def test_weights_beyond_shares_are_drawn_whole(weight: float) -> None:
+    """Attention that is no softmax has weights beyond 0 and 1."""
+    run = scanned()
+    run.heads.loc[0, "bos_mass"] = weight
+    low, high = heat_map_of("bos_mass", run).axes[0].images[0].get_clim()
+    assert low <= weight <= high
+    canvas = Figure()
+    axes = draw_on(canvas.subplots(), run, "scatter")
+    left, right = axes.get_xlim()
+    assert left < weight < right
+
+
 def test_a_heat_map_says_once_what_it_shows() -> None:
     axes, bar = heat_map_of("bos_mass").axes
     assert bar.get_xlabel() == "first-token attention (probability)"

@@ -185,14 +185,15 @@ def _map_ratio(run: Run, size: str) -> float:
 
 
 def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
-    """The colour map and its bounds: 0 to 1 for shares; symmetric about 0, with a colour for each sign, where any value
-    is negative; else from the lowest value to the highest."""
-    if unit in (" (probability)", " (share)"):
-        return {"cmap": MAP, "vmin": 0, "vmax": 1}
+    """The colour map and its bounds: 0 to 1 for shares, and to the largest weight where attention is no softmax and one
+    exceeds 1; symmetric about 0, with a colour for each sign, where any value is negative; else from the lowest value
+    to the highest."""
     finite = values[np.isfinite(values)]
     if not (finite < 0).any():
         return {"cmap": MAP}
     from matplotlib.colors import LinearSegmentedColormap
+    if unit in (" (probability)", " (share)") and not (finite < 0).any():
+        return {"cmap": MAP, "vmin": 0, "vmax": max(1.0, float(finite.max(initial=1.0)))}
 
     most = float(np.abs(finite).max())
     return {"cmap": LinearSegmentedColormap.from_list("signed", DIVERGING), "vmin": -most, "vmax": most}
@@ -287,7 +288,11 @@ def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     line = {"honor": axes.axhline, "bos_mass": axes.axvline}.get(rule.column)
     if line is not None:
         line(rule.bound, color=LINES[5], linestyle=":", linewidth=0.8, label=f"threshold {rule.bound:g}")
-    axes.set(xlabel=f"{_first_mass(run)} (probability)", ylabel="HONOR (ratio)", xlim=(-0.02, 1.02), ylim=(0, None))
+    # Weights of attention that is no softmax may lie beyond 0 and 1.
+    low, high = min(0.0, float(rows["bos_mass"].min())), max(1.0, float(rows["bos_mass"].max()))
+    room = 0.02 * (high - low)
+    axes.set(xlabel=f"{_first_mass(run)} (probability)", ylabel="HONOR (ratio)", xlim=(low - room, high + room))
+    axes.set_ylim(0, None)
     if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")
