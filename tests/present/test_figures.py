@@ -103,6 +103,13 @@ def test_bad_choices(figure: str, form: str, size: str, metric: str) -> None:
         draw(scanned(), figure, form, size, metric)
 
 
+@pytest.mark.parametrize("metric", ["layer", "head", "dormant", "kind"])
+def test_a_place_or_a_word_is_no_metric_of_a_heat_map(metric: str) -> None:
+    with pytest.raises(SinkscopeError, match=f"'{metric}': not a measured number of heads.csv") as refused:
+        draw(scanned(), "heatmap", "png", metric=metric)
+    assert f"did you mean {metric}" not in str(refused.value)
+
+
 def heat_map_of(metric: str, run: Run | None = None) -> Figure:
     canvas = Figure()
     _heatmap(canvas, run or scanned(), metric)

@@ -148,10 +148,11 @@ def _unit(run: Run, name: str) -> str:
 
 def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
-    if metric not in rows or not np.issubdtype(rows[metric].to_numpy().dtype, np.number):
+    shown = rows.select_dtypes("number").columns.difference(["layer", "head"])
+    if metric not in shown:
         raise SinkscopeError(
-            f"--metric {metric!r}: not a numeric column of heads.csv{elsewhere(run.manifest, metric)}; `sinkscope "
-            f"metrics` lists the columns{did_you_mean(metric, rows)}"
+            f"--metric {metric!r}: not a measured number of heads.csv{elsewhere(run.manifest, metric)}; `sinkscope "
+            f"metrics` lists the columns{did_you_mean(metric, shown)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
