@@ -136,6 +136,19 @@ def test_weights_beyond_shares_are_drawn_whole(weight: float) -> None:
     assert left < weight < right
 
 
+@pytest.mark.parametrize("figure", ["profile", "scatter"])
+def test_layers_are_whole_numbers(figure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    for layers, named in ((1, [0]), (3, [0, 1, 2])):
+        run = scanned()
+        run.heads, run.layers = (table[table["layer"] < layers] for table in (run.heads, run.layers))
+        draw(run, figure, "png")
+        last = drawn[-1].axes[-1]
+        assert list(last.get_xticks() if figure == "profile" else last.get_yticks()) == named
+
+
 def test_a_heat_map_says_once_what_it_shows() -> None:
     axes, bar = heat_map_of("bos_mass").axes
     assert bar.get_xlabel() == "first-token attention (probability)"

@@ -41,6 +41,8 @@ BAR = 40
 """Length of a colour bar, over its height."""
 LETTER, LINE = 0.07, 0.13
 """Inches that a digit of a tick's label takes, and a line of such labels."""
+NAMED = 8
+"""Most layers that an axis names."""
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 """Every how many cells one is named."""
 TITLE = 36
@@ -218,8 +220,14 @@ def _profile(canvas: Figure, run: Run) -> None:
         if name == "norm_ratio" and (rows[name] > 0).any():
             axes.set_yscale("log")
     panels[-1].set_xlabel("layer")
-    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    panels[-1].set_xticks(_whole(rows["layer"]))
     _title(panels[0], run, "by layer, ± standard error")
+
+
+def _whole(layers: pd.Series) -> list[int]:
+    """The layers that an axis names: at most NAMED of them, evenly spaced."""
+    step = next(step for step in STEPS if layers.nunique() <= NAMED * step)
+    return sorted({int(layer) for layer in layers})[::step]
 
 
 def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None) -> None:
@@ -297,4 +305,5 @@ def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     if len(dormant) or line is not None:
         axes.legend(frameon=False)
     _title(axes, run, "dormant scores, one dot a head")
-    canvas.colorbar(points, ax=axes, label="layer")
+    bar = canvas.colorbar(points, ax=axes, label="layer")
+    bar.set_ticks(_whole(rows["layer"]))
