@@ -149,6 +149,11 @@ def test_layers_are_whole_numbers(figure: str, monkeypatch: pytest.MonkeyPatch) 
         assert list(last.get_xticks() if figure == "profile" else last.get_yticks()) == named
 
 
+def test_the_caption_of_an_error_says_of_which_column_it_is() -> None:
+    said = caption(scanned(), "heatmap", "bos_mass_sem")
+    assert said.startswith("bos_mass_sem: standard error of bos_mass over sequences. One cell a head. ")
+
+
 def test_a_heat_map_says_once_what_it_shows() -> None:
     axes, bar = heat_map_of("bos_mass").axes
     assert bar.get_xlabel() == "first-token attention (probability)"

@@ -192,11 +192,11 @@ def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
     exceeds 1; symmetric about 0, with a colour for each sign, where any value is negative; else from the lowest value
     to the highest."""
     finite = values[np.isfinite(values)]
+    if unit in (" (probability)", " (share)") and not (finite < 0).any():
+        return {"cmap": MAP, "vmin": 0, "vmax": max(1.0, float(finite.max(initial=1.0)))}
     if not (finite < 0).any():
         return {"cmap": MAP}
     from matplotlib.colors import LinearSegmentedColormap
-    if unit in (" (probability)", " (share)") and not (finite < 0).any():
-        return {"cmap": MAP, "vmin": 0, "vmax": max(1.0, float(finite.max(initial=1.0)))}
 
     most = float(np.abs(finite).max())
     return {"cmap": LinearSegmentedColormap.from_list("signed", DIVERGING), "vmin": -most, "vmax": most}

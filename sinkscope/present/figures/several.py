@@ -105,7 +105,7 @@ def caption(run: Run, figure: str, metric: str | None = None, domain: str | None
     drawn = [part for part in all_series([run]) if domain in (None, part.data.domain)]
     lengths = sorted(drawn[0].rows("length_curve")["length"].unique()) if figure == "length" else []
     what = {
-        "heatmap": f"{_said(run, metric or 'bos_mass')} One cell a head, mean over sequences.",
+        "heatmap": _said(run, metric or "bos_mass"),
         "profile": f"{mass}, alignment and norm of the first token, by layer: mean attention of queries 1.. on the "
         "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
         "other token, and its norm over theirs. Bands: standard error over sequences.",
@@ -128,9 +128,12 @@ def _few(points: int, usual: bool) -> str:
 
 
 def _said(run: Run, metric: str) -> str:
-    """What a column of heads.csv is, as a sentence."""
-    column = find_column(run.manifest, metric, "heads")
-    return f"{metric}: {column.formula.rstrip('.')}." if column else f"{metric}."
+    """What a heat map of a column of heads.csv shows, as sentences."""
+    column, base = find_column(run.manifest, metric, "heads"), metric.removesuffix("_sem")
+    if column is None and base != metric and base in run.heads:
+        return f"{metric}: standard error of {base} over sequences. One cell a head."
+    what = f"{metric}: {column.formula.rstrip('.')}." if column else f"{metric}."
+    return f"{what} One cell a head, mean over sequences."
 
 
 # Figures over several runs that need the tables of questions alone: what one declares, and how it is drawn.
