@@ -62,6 +62,16 @@ def test_models_of_one_depth_stand_over_layers(saved: list[Figure]) -> None:
     assert "by layer" in caption
 
 
+def test_a_single_layer_is_named_by_its_number(saved: list[Figure]) -> None:
+    runs = [named(scanned(), "a"), named(scanned(), "b")]
+    for run in runs:
+        run.layers = run.layers[run.layers["layer"] == 0]
+    draw_profiles(runs, "png")
+    ticks = saved[-1].axes[-1].get_xticks()
+    assert all(tick == round(tick) for tick in ticks)
+    assert 0 in ticks
+
+
 def test_more_profiles_than_can_be_told_apart_are_refused() -> None:
     with pytest.raises(SinkscopeError, match="cannot be told apart"):
         draw_profiles([scanned()] * (MOST + 1), "svg")

@@ -10,7 +10,7 @@ from sinkscope.comparison.levels import relative_depths
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import LINES
 from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
-from sinkscope.present.figures.several import Series, all_series, common, measured
+from sinkscope.present.figures.several import Series, all_series, by_layer, common, measured
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import run_id, sentence
 from sinkscope.runs.words import first_mass
@@ -50,9 +50,10 @@ def draw_profiles(
         panels = canvas.subplots(len(COLUMNS), 1, sharex=True)
         for axes, name in zip(panels, COLUMNS, strict=True):
             _panel(axes, name, series, over_depth)
-        panels[-1].set_xlabel("relative depth (0: first layer, 1: last)" if over_depth else "layer")
-        if not over_depth:
-            panels[-1].xaxis.get_major_locator().set_params(integer=True)
+        if over_depth:
+            panels[-1].set_xlabel("relative depth (0: first layer, 1: last)")
+        else:
+            by_layer(panels[-1])
         if common(series):
             headline(canvas, fitting(common(series), width))
         handles, labels = panels[0].get_legend_handles_labels()
