@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
-from sinkscope.present.html.head_data import spread, thinned
+from sinkscope.present.html.head_data import head_data, spread, thinned
 from sinkscope.present.html.page import embedded, unpacked
 from sinkscope.present.html.report import render_report
 from sinkscope.present.notebook import run_html
@@ -309,6 +309,18 @@ def test_long_texts_are_thinned_and_keep_their_peaks() -> None:
     positions, values = thinned(alpha)
     assert len(positions) == 64
     assert np.isnan(values[-1])
+
+
+def test_weights_beyond_shares_keep_colours_of_their_own() -> None:
+    """Attention that is no softmax has weights beyond 0 and 1."""
+    run = scanned()
+    run.heads.loc[run.heads.index[:2], "bos_mass"] = [2.0, 4.0]
+    fills = re.findall(
+        r'fill="(#\w+)" tabindex="-?\d" role="button" data-run="0" data-head="[01]"', render_report([run])
+    )
+    assert len(set(fills)) == 2
+    column = head_data(run)["columns"][head_data(run)["scores"].index("bos_mass")]
+    assert (column["low"], column["high"]) == (0.0, 4.0)
 
 
 def test_missing_values_have_no_colour() -> None:

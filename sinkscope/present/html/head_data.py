@@ -86,7 +86,8 @@ def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
     if pd.api.types.is_float_dtype(heads[name]):
         values = heads[name][np.isfinite(heads[name])]
         seen = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        span = FIXED.get(column.range if column else "", seen)
+        fixed = FIXED.get(column.range if column else "", seen)
+        span = (min(fixed[0], seen[0]), max(fixed[1], seen[1]))  # weights that are no shares lie beyond 0 and 1
     unit, what = (column.unit, column.formula) if column else ("", "")
     return {"unit": unit, "what": what, "low": rounded(span[0]), "high": rounded(span[1])}
 

@@ -124,7 +124,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "words": [(name, [_as_text(run, line) for line in lines]) for name, lines in answers(run)],
         "warnings": summary.warnings,
         "first_mass": sentence(_first_mass(run)),
-        "maps": _maps(run, index, dense),
+        "maps": _maps(run, index, dense, runs),
         "profiles": _profiles(run, runs),
         "scatter": _scatter(run, dense, runs),
         "tokens": token_tables(run),
@@ -140,7 +140,10 @@ def _first_mass(run: Run) -> str:
     return first_mass(run.summary.first_token)
 
 
-def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
+def _maps(run: Run, index: int, dense: bool, runs: list[Run]) -> list[dict[str, Any]]:
+    # Weights of attention that is no softmax may lie beyond 0 and 1.
+    masses = [run.heads["bos_mass"] for run in runs]
+    bounds = min(0.0, *(float(mass.min()) for mass in masses)), max(1.0, *(float(mass.max()) for mass in masses))
     heads, called = run.heads.reset_index(drop=True), _first_mass(run)
     maps = []
     for caption, rows in groups(heads):
@@ -153,9 +156,9 @@ def _maps(run: Run, index: int, dense: bool) -> list[dict[str, Any]]:
                 rows.index, *(rows[name] for name in ("layer", "head", "bos_mass", "sink_score")), strict=True)
         ]  # fmt: skip
         names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
-        drawn = heat_map(cells, names, most, (0, 1), f"{called} {caption}", run=index, dense=dense)
+        drawn = heat_map(cells, names, most, bounds, f"{called} {caption}", run=index, dense=dense)
         maps.append({"caption": caption, "svg": drawn, "points": points(cells) if dense else [],
-                     "legend": legend((0, 1), f"{called} (probability)")})  # fmt: skip
+                     "legend": legend(bounds, f"{called} (probability)")})  # fmt: skip
     return maps
 
 
