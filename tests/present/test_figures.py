@@ -149,6 +149,13 @@ def test_layers_are_whole_numbers(figure: str, monkeypatch: pytest.MonkeyPatch) 
         assert list(last.get_xticks() if figure == "profile" else last.get_yticks()) == named
 
 
+def test_the_caption_names_the_stream_where_a_run_has_several() -> None:
+    run = scanned()
+    assert "stream" not in caption(run, "scatter")
+    run.heads = pd.concat([run.heads.assign(stream="encoder"), run.heads.assign(stream="decoder")])
+    assert caption(run, "scatter").endswith("8 sequences of 48 tokens of token ids, stream encoder.")
+
+
 def test_the_caption_of_an_error_says_of_which_column_it_is() -> None:
     said = caption(scanned(), "heatmap", "bos_mass_sem")
     assert said.startswith("bos_mass_sem: standard error of bos_mass over sequences. One cell a head. ")

@@ -90,10 +90,11 @@ def short(model: str) -> str:
 
 
 def measured(series: list[Series]) -> str:
-    """What was read, as a sentence for a caption."""
+    """What was read, as a sentence for a caption; of a run with several streams, which one is drawn."""
     told = dict.fromkeys(
         f"{short(part.run.manifest.model.shown)} ({part.run.manifest.model.dtype}): "
         f"{counted(part.run, part.data)} of {printable(part.data.domain)}"
+        f"{f', stream {part.stream}' if part.run.heads['stream'].nunique() > 1 else ''}"
         for part in series
     )
     return "; ".join(told) + "."
