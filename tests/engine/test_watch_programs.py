@@ -191,3 +191,61 @@ def test_axes_of_a_video_do_not_stand_for_its_batch() -> None:
         run = seen.run()
         assert set(run.heads["module"]) == {"wide"}
         assert run.manifest.sequences_done == rows
+
+
+class Rewritten(nn.Module):
+    """Attention whose map or logits are written into, or cut, between the softmax and the product."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.inner = how, Attention()
+        self.num_heads = HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if self.how == "null key":
+            logits = torch.cat([torch.zeros_like(logits[..., :1]), logits], -1)
+        weights = logits.softmax(-1)
+        if self.how == "own logits":
+            weights = torch.softmax(logits, -1, out=logits)
+        elif self.how == "logits reused":
+            logits.zero_()
+        elif self.how == "null key":
+            weights = weights[..., 1:]
+        elif self.how == "head silenced":
+            weights[:, 1, :, 0] = 0.0
+        return self.inner.out_proj((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def maps(attention: Attention, x: Tensor, how: str) -> Tensor:
+    """The maps of `Rewritten` in float64."""
+    q, k, _ = (
+        (x.double() @ attention.qkv.weight.double().mT + attention.qkv.bias).unflatten(-1, (3, HEADS, -1)).unbind(2)
+    )
+    shares = (torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5).exp()
+    weights = shares / (shares.sum(-1, keepdim=True) + (how == "null key"))
+    if how == "head silenced":
+        weights[:, 1, :, 0] = 0.0
+    return weights.detach()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("how", ["own logits", "logits reused", "null key", "head silenced"])
+def test_logits_that_do_not_belong_to_the_map_are_not_read(how: str, inference: bool) -> None:
+    model, x = Rewritten(how).eval(), vectors(2, 12)
+    with torch.inference_mode(inference), torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x)
+    heads, expected = seen.run().heads, maps(model.inner, x, how)
+    first = expected[..., 0]
+    np.testing.assert_allclose(heads["bos_mass"], first[:, :, 1:].mean((0, 2)), atol=1e-6)
+    largest = (first >= expected.amax(-1))[:, :, 1:].double().mean((0, 2))
+    np.testing.assert_allclose(heads["first_argmax"], largest, atol=1e-6)
+    assert heads[["sink_margin", "logit_gap"]].isna().all(axis=None), "the logits are lost"
+    if how in ("null key", "head silenced"):
+        empty = ["entropy", "uniformity", "learned_sink_mass", "first4_boost", "sink_elsewhere"]
+        assert heads[empty].isna().all(axis=None), "this attention is no softmax over the keys"
+    else:
+        entropy = torch.special.entr(expected).sum(-1).mean((0, 2))
+        np.testing.assert_allclose(heads["entropy"], entropy, atol=1e-6)
+        assert (heads["learned_sink_mass"] == 0).all()

@@ -51,11 +51,23 @@ class AttentionMap:
         """The probabilities of these queries in `dtype`; those in half precision are recomputed from their logits."""
         if self.logits is None or self.logits.dtype in (torch.float32, torch.float64):
             return self.probabilities[:, :, rows].to(self.dtype)
+        return self._softmax(rows)
+
+    def is_softmax(self, rows: slice) -> bool:
+        """Whether these queries' probabilities are the softmax of their logits, up to rounding."""
+        if self.logits is None:
+            return False
+        rounding = max(torch.finfo(tensor.dtype).eps for tensor in (self.probabilities, self.logits))
+        given = self.probabilities[:, :, rows].to(self.dtype)
+        return torch.allclose(given, self._softmax(rows), rtol=0.0, atol=max(1e-5, 2 * rounding), equal_nan=True)
+
+    def _softmax(self, rows: slice) -> Tensor:
+        assert self.logits is not None
         return self.logits[:, :, rows].to(self.dtype).softmax(-1)[..., : self.probabilities.shape[-1]]
 
 
 QUERIES = (
-    *("first", "diagonal", "previous", "entropy", "total", "margin", "gap", "largest", "visible", "sees_first"),
+    *("first", "diagonal", "previous", "entropy", "total", "size", "margin", "gap", "largest", "visible", "sees_first"),
     "sees_few",
 )
 KEYS = ("columns", "seen_by")
@@ -67,8 +79,8 @@ EARLY_KEYS = ("early", "early_seen_by")
 class MapRows:
     """What is taken of the queries of a map: all of them, or those that a pass over a cache adds.
 
-    The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query, and `total` is its sum of
-    probabilities. `early`, `early_seen_by`: `columns` and `seen_by` of the first 64 queries; None where the 64th is not
+    The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query, and `total` and
+    `size` are its sums of probabilities and of their absolute values. `early`, `early_seen_by`: `columns` and `seen_by` of the first 64 queries; None where the 64th is not
     among these. `later`: some query sees a later key. `logits`: the map is the softmax of known logits. `sinks`: these
     are more than the keys.
     """
@@ -78,6 +90,7 @@ class MapRows:
     previous: Tensor
     entropy: Tensor
     total: Tensor
+    size: Tensor
     margin: Tensor
     gap: Tensor
     largest: Tensor
@@ -149,7 +162,7 @@ class MapRows:
             previous=previous if square else None,
             entropy=self.entropy if distribution else torch.full_like(self.entropy, torch.nan),
             margin=self.margin,
-            learned_sink=1 - self.total if self.sinks else torch.zeros_like(self.total),
+            learned_sink=self._learned_sink(distribution),
             first_is_largest=self.largest,
             logit_gap=self.gap.masked_fill(self.visible != whole, torch.nan),
             columns=self.columns,
@@ -160,8 +173,13 @@ class MapRows:
             seen_by=seen_by,
             early_seen_by=early_seen_by,
             causal=causal,
-            row_total=None if distribution else self.total,
+            row_total=None if distribution else self.size,
         )
+
+    def _learned_sink(self, distribution: bool) -> Tensor:
+        if not distribution:
+            return torch.full_like(self.total, torch.nan)
+        return 1 - self.total if self.sinks else torch.zeros_like(self.total)
 
     def _by_order(self, seen_by: Tensor, queries: int) -> Tensor:
         """Who of so many queries sees each key by the causal order, or where there is none."""
@@ -198,17 +216,21 @@ def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSum
     """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
 
     logit_gap is NaN for a query that does not see all keys that its causal order allows, because the logits of masked
-    keys are lost. Without logits, margin and logit_gap are NaN and a probability of 0 counts as masked.
+    keys are lost. Without logits, margin and logit_gap are NaN and a probability of 0 counts as masked. Logits whose
+    softmax is not the map are left out: the model wrote into one of the two, or cut the map's first keys off.
     """
     return map_rows(seen, block_bytes=block_bytes).sums()
 
 
 def map_rows(seen: AttentionMap, before: int = 0, block_bytes: int | None = None) -> MapRows:
     """What is taken of a map. `before`: the queries of passes before it, over the same cache."""
-    walk = _MapWalk(seen, before)
     batch, heads, queries, keys = seen.probabilities.shape
     row_bytes, device = 2 * batch * heads * keys * 4, seen.probabilities.device
-    for start, stop in block_edges(queries, row_bytes, device, block_bytes, EARLY - before):
+    edges = block_edges(queries, row_bytes, device, block_bytes, EARLY - before)
+    if not all(seen.is_softmax(slice(*edge)) for edge in edges):
+        seen = replace(seen, logits=None)
+    walk = _MapWalk(seen, before)
+    for start, stop in edges:
         walk.block(start, stop)
     return walk.rows
 
@@ -226,7 +248,7 @@ class _MapWalk:
         visible = torch.zeros_like(first, dtype=torch.long)
         logits = seen.logits is not None
         self.rows = MapRows(
-            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), margin=rows(), gap=rows(),
+            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), size=rows(), margin=rows(), gap=rows(),
             largest=largest, visible=visible, sees_first=torch.zeros_like(largest), sees_few=torch.zeros_like(visible),
             columns=first.new_zeros(batch, heads, keys), seen_by=visible.new_zeros(batch, heads, keys),
             early=None, early_seen_by=None, later=False, logits=logits,
@@ -252,6 +274,7 @@ class _MapWalk:
         taken.first[..., rows] = shares[..., 0]
         taken.entropy[..., rows] = torch.special.entr(shares).sum(-1)
         taken.total[..., rows] = shares.sum(-1)
+        taken.size[..., rows] = shares.abs().sum(-1)
         taken.columns += shares.sum(-2)
         if stop + self.before == EARLY:
             taken.early = taken.columns[..., :EARLY].clone()
