@@ -105,6 +105,7 @@ class Heard:
         projected: what the projection read, in the shape of `output`.
         ends: where the keys of each request end in a pass over several, after a 0; else None.
         among: `place_of` the calls that the parts were cut beside, in a padded pass.
+        folded: sequences and heads came as one axis, and nothing showed yet that sequences come first in it.
     """
 
     module: str
@@ -126,6 +127,7 @@ class Heard:
     versions: tuple[Kept, ...] = ()
     ends: list[int] | None = None
     among: frozenset[str] = frozenset()
+    folded: bool = False
 
     @property
     def name(self) -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from threading import Lock, RLock, get_ident
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.alone import measuring
@@ -36,7 +35,14 @@ from sinkscope.capture.heard import (
     stream_kept,
 )  # fmt: skip
 from sinkscope.capture.hooks import Ears
-from sinkscope.capture.inline.calls import InlineCall, SdpaCall, mask_of
+from sinkscope.capture.inline.calls import (
+    InlineCall,
+    SdpaCall,
+    mask_of,
+    same_values,
+    sequences_first,
+    turned_fold,
+)  # fmt: skip
 from sinkscope.capture.inline.mode import InlineWatch, is_function
 from sinkscope.capture.interface import call_of
 from sinkscope.capture.kernels.map_walk import map_rows
@@ -295,6 +301,9 @@ class Listener:
         self._leave_torch(now)
         if now.cache is None:
             now.cache = cache_returned(output)
+        unknown = next((heard.name for heard in now.heard if heard.folded), None)
+        if unknown is not None and now.refused is None:
+            now.refused = turned_fold(unknown, False)
         self._ended(now, sys.exc_info()[1] is not self._error)
         self._error = None
 
@@ -363,7 +372,8 @@ class Listener:
         heads = self._heads(found.module, found.call.query, self._now.batch)
         call = detached(found.unfolded(heads))
         output = found.unfolded_output(heads or call.query.shape[1]).detach()
-        self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
+        heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
+        heard.folded = _may_be_turned(found, heard)
 
     def _heads(self, path: str, tensor: Tensor, rows: int | None) -> int | None:
         """The heads of a tensor whose batch and heads may be one axis."""
@@ -402,7 +412,7 @@ class Listener:
         maps = zip(cut_maps(found.module, seen, onward.cuts), onward.befores, strict=True)
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
-        heard.parts, heard.among = parts, frozenset(among)
+        heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
 
     def _place(self, path: str, cross: bool) -> str:
         return place_of(stream_of(self.model, path, cross), path)
@@ -448,14 +458,23 @@ class Listener:
         if not self._now.heard:
             return
         heard = self._now.heard[-1]
-        if heard.projection != name or heard.output is None or read.numel() != heard.output.numel():
+        if heard.output is None or read.numel() != heard.output.numel():
             return
-        self._aside(self._keep_projected, heard, heard.output, read)
+        if heard.folded:
+            self._aside(self._unfold, heard, heard.output, read)
+        if heard.projection == name:
+            self._aside(self._keep_projected, heard, heard.output, read)
+
+    def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
+        first = sequences_first(output, read)
+        if first is False:
+            raise SinkscopeError(turned_fold(heard.name, True))
+        heard.folded = first is None
 
     def _keep_projected(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         kept = Kept.of(read.reshape(output.shape))
         # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-        if heard.path != INLINE or torch.allclose(kept.tensor, output, rtol=1e-3, atol=1e-6):
+        if heard.path != INLINE or same_values(kept.tensor, output):
             heard.projected = kept.tensor
             heard.versions = (*heard.versions, kept)
 
@@ -474,3 +493,8 @@ class Listener:
             self._refuse(first_line(error))
         finally:
             self._inline.pauses -= 1
+
+
+def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
+    """Whether sequences and heads came as one axis, in which either may be first."""
+    return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.inline.calls import same_values, sequences_first, turned_fold
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.kernels.sums import AttentionSums
@@ -139,14 +140,19 @@ class Pending:
     output: Tensor | None
     projected: Tensor | None = None
     written: Tensor | None = None
+    folded: bool = False
 
     def keep_read(self, args: tuple[Any, ...]) -> None:
         """Keeps what the output projection reads as w, where it has the shape of the call's output."""
         if self.output is None or not args or args[0].numel() != self.output.numel():
             return
+        if self.folded and (first := sequences_first(self.output, args[0])) is not None:
+            if not first:
+                raise SinkscopeError(turned_fold(self.site.name, True))
+            self.folded = False
         read = args[0].reshape(self.output.shape)
         # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-        if self.site.path != INLINE or torch.allclose(read, self.output, rtol=1e-3, atol=1e-6):
+        if self.site.path != INLINE or same_values(read, self.output):
             self.projected = read
 
     def keep_written(self, output: Any, bias: Tensor) -> None:

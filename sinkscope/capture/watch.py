@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.hooks import hooked
-from sinkscope.capture.inline.calls import InlineCall, SdpaCall
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall, turned_fold
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
@@ -167,6 +167,7 @@ class Capture:
         site = self._next_site(found.module)
         pending = self._of_map(site, found) if isinstance(found, InlineCall) else self._of_sdpa(site, found)
         pending.projected = pending.output if found.feeds_projection else None
+        pending.folded = found.folded and not found.feeds_projection and pending.rows[0] > 1 and site.heads > 1
         self._keep(pending)
 
     def _of_map(self, site: Site, inline_call: InlineCall) -> Pending:
@@ -194,6 +195,8 @@ class Capture:
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:
             site = pending.site
+            if pending.folded:
+                raise SinkscopeError(turned_fold(site.name, False))
             stream = Stream(self._inputs.get(site.block or ""), self._inputs.get(site.module), residual_out)
             for part in pending.parts:
                 self.on_layer(self._views.view(pending, part, stream), part[0].start)

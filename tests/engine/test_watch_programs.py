@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -249,3 +250,53 @@ def test_logits_that_do_not_belong_to_the_map_are_not_read(how: str, inference: 
         entropy = torch.special.entr(expected).sum(-1).mean((0, 2))
         np.testing.assert_allclose(heads["entropy"], entropy, atol=1e-6)
         assert (heads["learned_sink_mass"] == 0).all()
+
+
+class Folded(nn.Module):
+    """Attention over sequences and heads in one axis, in either order; `mixed` joins something to its output."""
+
+    def __init__(self, order: str, own: bool, mixed: bool) -> None:
+        super().__init__()
+        self.order, self.own, self.mixed, self.inner = order, own, mixed, Attention()
+        self.num_heads = HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.transpose(*((0, 1) if self.order == "heads first" else (0, 0))).flatten(0, 1)
+            for part in self.inner.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        )
+        if self.own:
+            out = (torch.bmm(q, k.mT) * q.shape[-1] ** -0.5).softmax(-1) @ v
+        else:
+            out = functional.scaled_dot_product_attention(q, k, v)
+        out = out + q if self.mixed else out
+        if self.order == "heads first":
+            out = out.unflatten(0, (HEADS, len(x))).transpose(0, 1)
+        else:
+            out = out.unflatten(0, (len(x), HEADS))
+        return self.inner.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("order", "mixed", "why"),
+    [
+        ("sequences first", False, None),
+        ("heads first", False, "folds heads before sequences"),
+        ("heads first", True, "in an order that no module's input shows"),
+        ("sequences first", True, "in an order that no module's input shows"),
+    ],
+)
+def test_heads_before_sequences_are_not_read_as_sequences(order: str, mixed: bool, why: str | None, own: bool) -> None:
+    model = Folded(order, own, mixed).eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(vectors(1, 12))
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], mass(model.inner, vectors(1, 12)), atol=1e-6)
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        model(vectors(HEADS, 12))
+    if why is None:
+        np.testing.assert_allclose(seen.run().heads["bos_mass"], mass(model.inner, vectors(HEADS, 12)), atol=1e-6)
+    else:
+        assert len(seen.left_out) == 1
+        assert why in seen.left_out[0]

@@ -111,7 +111,7 @@ class InlineCall:
         return self.seen.probabilities.dim() == 3
 
     def unfolded(self, heads: int) -> AttentionMap:
-        """The map with (B * H, ...) unfolded to (B, H, ...): every known model folds the batch first."""
+        """The map with (B * H, ...) unfolded to (B, H, ...); `sequences_first` tells whether that is the order."""
         seen = self.seen
         if not self.folded:
             return seen
@@ -145,6 +145,11 @@ class SdpaCall:
     feeds_projection: bool = False
     dropped: bool = False
 
+    @property
+    def folded(self) -> bool:
+        """Whether batch and heads are one axis."""
+        return self.call.query.dim() == 3
+
     def unfolded(self, heads: int | None) -> AttentionCall:
         """(B * H, T, d) -> (B, H, T, d); None for `heads` takes the whole axis as the heads of one sequence."""
         call, mask = self.call, self.call.mask
@@ -161,6 +166,32 @@ class SdpaCall:
 
 def _unfold(tensor: Tensor, heads: int | None) -> Tensor:
     return tensor if tensor.dim() == 4 else tensor.unflatten(0, (-1, heads or tensor.shape[0]))
+
+
+def sequences_first(output: Tensor, read: Tensor) -> bool | None:
+    """Whether sequences come before heads in the axis that `output` (B, T, H, dv) was unfolded from, by a tensor that a
+    module reads of it. None where that tensor is another one."""
+    batch, queries, heads, width = output.shape
+    layouts = read.reshape(output.shape), read.reshape(queries, batch, heads, width).transpose(0, 1)
+    turned = output.transpose(1, 2).flatten(0, 1).unflatten(0, (heads, batch)).permute(1, 2, 0, 3)
+    for first, rows in ((True, output), (False, turned)):
+        if any(same_values(layout, rows) for layout in layouts):
+            return first
+    return None
+
+
+def same_values(read: Tensor, output: Tensor) -> bool:
+    """Whether a module reads an attention output unchanged."""
+    return torch.allclose(read, output, rtol=1e-3, atol=1e-6)
+
+
+def turned_fold(name: str, known: bool) -> str:
+    """What is said of a call whose sequences and heads are one axis, in the other order (`known`) or in one that cannot
+    be told."""
+    why = "folds heads before sequences into one axis" if known else (
+        "folds sequences and heads into one axis, in an order that no module's input shows"
+    )  # fmt: skip
+    return f"{name} {why}: several sequences at once are not read; give one at a time"
 
 
 def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain: bool) -> AttentionMap | None:
