@@ -204,9 +204,10 @@ class Pass:
 def not_followed(name: str, queries: int) -> str:
     """Why a call with more keys than queries is left out, where no cache object of transformers says whose keys they
     are."""
+    who = name or "the model itself"
     if queries == 1:
-        return f"{name} attends from one position alone: pooling, or a cache of the model's own, which is not followed"
-    return f"{name} attends to keys of earlier passes: a cache of the model's own is not followed"
+        return f"{who} attends from one position alone: pooling, or a cache of the model's own, which is not followed"
+    return f"{who} attends to keys of earlier passes: a cache of the model's own is not followed"
 
 
 def detached(record: Record) -> Record:

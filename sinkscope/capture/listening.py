@@ -93,6 +93,7 @@ class Listener:
         self._now: Pass | None = None
         self._inline = InlineWatch(self._found)
         self._projections: dict[tuple[str, int], str | None] = {}
+        self._oblong = set[str]()
         self._error: BaseException | None = None
         self.lock, self._gate = RLock(), Lock()
         self._home = self._thread = 0
@@ -289,6 +290,7 @@ class Listener:
         self._now, self._error = now, sys.exc_info()[1]
         self._ears[self._thread].without(now.idle or frozenset())
         self._clear_inline()
+        self._oblong.clear()
         if now.idle is None:
             self._inline.__enter__()
 
@@ -297,7 +299,8 @@ class Listener:
         if now is None:
             return
         now.unmatched = {module for module, count in self._inline.unmatched.items() if count > 0}
-        now.split = set(self._inline.split)
+        # Where a module names no head count, square maps beside others may be pieces of one map.
+        now.split = self._inline.split | self._oblong & {heard.module for heard in now.heard if heard.call is None}
         self._leave_torch(now)
         if now.cache is None:
             now.cache = cache_returned(output)
@@ -398,6 +401,8 @@ class Listener:
             return
         name = call_name(found.module, self._now.counts[found.module])
         if self._now.cache is None and (queries < 2 or (not counts and queries != keys)):
+            if queries > 1:
+                self._oblong.add(found.module)
             if queries < keys and not bool(seen.probabilities.triu(keys - queries + 1).any()):
                 self._now.over_cache = name, queries
             return

@@ -300,3 +300,128 @@ def test_heads_before_sequences_are_not_read_as_sequences(order: str, mixed: boo
     else:
         assert len(seen.left_out) == 1
         assert why in seen.left_out[0]
+
+
+class InPieces(nn.Module):
+    """Causal attention that computes `step` queries at a time, by product or by torch's function."""
+
+    def __init__(self, own: bool, step: int, short_keys: bool = False) -> None:
+        super().__init__()
+        self.own, self.step, self.short_keys, self.inner = own, step, short_keys, Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        length, out = x.shape[1], []
+        for start in range(0, length, self.step):
+            stop = min(start + self.step, length)
+            seen = stop if self.short_keys else length
+            mask = torch.ones(length, length, dtype=torch.bool).tril()[start:stop, :seen]
+            part, keys, values = q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen]
+            if self.own:
+                logits = (part @ keys.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+                out.append(logits.softmax(-1) @ values)
+            else:
+                out.append(functional.scaled_dot_product_attention(part, keys, values, mask))
+        return self.inner.out_proj(torch.cat(out, 2).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("short_keys", [False, True])
+@pytest.mark.parametrize("step", [4, 6])
+@pytest.mark.parametrize("own", [False, True])
+def test_queries_in_pieces_are_no_cross_attention(own: bool, step: int, short_keys: bool) -> None:
+    model = InPieces(own, step, short_keys).eval()
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        model(vectors(2, 13))
+    with pytest.raises(sinkscope.SinkscopeError, match=r"no attention|was not read: the model itself"):
+        seen.run()
+
+
+class OneByOne(nn.Module):
+    """Attends to each sequence of a batch, or with each head, in a call of its own."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.tokens, self.axis, self.inner = nn.Embedding(20, WIDTH), axis, Attention()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        parts = self.inner.qkv(self.tokens(ids)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        calls = zip(*(part.unbind(self.axis) for part in parts), strict=True)
+        out = torch.stack([functional.scaled_dot_product_attention(*call) for call in calls], self.axis)
+        return self.inner.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_a_call_for_each_sequence_is_not_a_batch() -> None:
+    model = OneByOne(0).eval()
+    ids = torch.arange(36).reshape(3, 12) % 20
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        model(ids)
+    (told,) = seen.left_out
+    assert "attended over 1 row at once where 3 sequences were given" in told
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:1])
+    x = model.tokens(ids[:1])
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], mass(model.inner, x.detach()), atol=1e-6)
+
+
+class OwnCache(nn.Module):
+    """Keeps keys and values in buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.kept = Attention(), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        if self.kept:
+            k, v = (torch.cat([old, new], 2) for old, new in zip(self.kept, (k, v), strict=True))
+        self.kept = [k, v]
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        out = functional.scaled_dot_product_attention(q, k, v, mask)
+        return self.inner.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ([8, 1, 1], "the model itself attends from one position alone: pooling, or a cache of the model's own"),
+        ([8, 8, 4], "the model itself attends to keys of earlier passes"),
+    ],
+)
+def test_steps_over_a_cache_of_the_models_own_are_told_of(sizes: list[int], why: str) -> None:
+    model, x = OwnCache().eval(), vectors(2, sum(sizes))
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        for piece in x.split(sizes, 1):
+            model(piece)
+    run = seen.run()
+    assert run.heads["stream"].unique().tolist() == ["text"]
+    assert run.summary.sequences == 2, "the first piece is a sequence"
+    (told,) = run.manifest.warnings
+    assert told.startswith(why)
+
+
+def test_attention_that_is_not_read_is_not_said_to_be_absent() -> None:
+    class Exponentials(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+            weights = (q @ k.mT * q.shape[-1] ** -0.5).exp()
+            out = weights / weights.sum(-1, keepdim=True) @ v
+            return self.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    class LastAxis(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).unbind(2)
+            weights = torch.einsum("bihd,bjhd->bijh", q, k).softmax(2)
+            return self.out_proj(torch.einsum("bijh,bjhd->bihd", weights, v).flatten(2))  # type: ignore[no-any-return]
+
+    for model, why in (
+        (Exponentials(), "no attention of Exponentials was read: it has none, computes it in a way that is not read"),
+        (LastAxis(), "attention that is no map of queries and keys was not read: the model itself"),
+    ):
+        with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model.eval()) as seen:
+            warnings.simplefilter("ignore")
+            model(vectors(2, 12))
+        with pytest.raises(sinkscope.SinkscopeError, match=why):
+            seen.run()

@@ -79,10 +79,10 @@ EARLY_KEYS = ("early", "early_seen_by")
 class MapRows:
     """What is taken of the queries of a map: all of them, or those that a pass over a cache adds.
 
-    The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query, and `total` and
-    `size` are its sums of probabilities and of their absolute values. `early`, `early_seen_by`: `columns` and `seen_by` of the first 64 queries; None where the 64th is not
-    among these. `later`: some query sees a later key. `logits`: the map is the softmax of known logits. `sinks`: these
-    are more than the keys.
+    The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query; `total` and `size` are its
+    sums of probabilities and of their absolute values. `early`, `early_seen_by`: `columns` and `seen_by` of the first
+    64 queries; None where the 64th is not among these. `later`: some query sees a later key. `logits`: the map is the
+    softmax of known logits. `sinks`: these are more than the keys.
     """
 
     first: Tensor
@@ -248,8 +248,9 @@ class _MapWalk:
         visible = torch.zeros_like(first, dtype=torch.long)
         logits = seen.logits is not None
         self.rows = MapRows(
-            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), size=rows(), margin=rows(), gap=rows(),
-            largest=largest, visible=visible, sees_first=torch.zeros_like(largest), sees_few=torch.zeros_like(visible),
+            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), size=rows(), margin=rows(),
+            gap=rows(), largest=largest, visible=visible, sees_first=torch.zeros_like(largest),
+            sees_few=torch.zeros_like(visible),
             columns=first.new_zeros(batch, heads, keys), seen_by=visible.new_zeros(batch, heads, keys),
             early=None, early_seen_by=None, later=False, logits=logits,
             sinks=seen.logits is not None and seen.logits.shape[-1] > keys,

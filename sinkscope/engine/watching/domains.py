@@ -18,7 +18,7 @@ from sinkscope.engine.manifest import describe
 from sinkscope.engine.measurement import Measurement
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.shards import Shards
-from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of
+from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of, shown_name
 from sinkscope.inputs import Corpus, TokenRules, token_rules
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.signals import KindNames
@@ -84,21 +84,28 @@ class Heap:
         """The kinds that one table can hold: as many sequences of each, and no attention call in two. The others are
         told of in a line each.
 
-        `name`: the domain's. `streams`: those of the calls of other domains, in which a call has the same stream.
+        `name`: the domain's. `streams`: those of the calls of other domains, in which a call has the same stream. A
+        call that reads its own sequence in some kind does so in all: over a cache of the model's own it has more keys.
         """
         kept, told = list[_Kind](), list[str]()
+        every = [kind.calls.streams for kind in self.kinds.values()]
+        own = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
         for kind in sorted(self.kinds.values(), key=lambda kind: -kind.record.count):
             first, count = next(iter(kind.calls.sites)), kind.record.count
-            turned = [call for call, stream in kind.calls.streams.items() if streams.get(call, stream) != stream]
+            most = kept[0].record.count if kept else count
+            turned = [
+                call for call, stream in kind.calls.streams.items()
+                if streams.get(call, own.get(call, stream)) != stream
+            ]  # fmt: skip
             if turned:
                 told.append(
-                    f"{count} sequences of {name} are left out: {turned[0]} reads its own sequence in some and another "
-                    "sequence in others; watch them one by one"
+                    f"{count} sequences of {name} are left out: {shown_name(turned[0])} reads its own sequence in some "
+                    "and another sequence, or a cache of the model's own, in others; watch them one by one"
                 )
-            elif count != self.count or any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
+            elif count != most or any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
                 told.append(
                     f"{count} sequences of {name} are left out: the model attended in other modules ({first}) than for "
-                    f"its other {self.count}; give them a label of their own"
+                    f"its other {most}; give them a label of their own"
                 )
             else:
                 kept.append(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -87,14 +88,14 @@ class Measurer:
 
         `start`: number of its first sequence in its domain. Raises SinkscopeError where it cannot be read rightly.
         """
-        found = joined.wholes()
-        wholes = [whole for whole in found if whole.queries > 1]
+        every = joined.wholes()
+        wholes, pieces = [whole for whole in every if whole.queries > 1], _in_pieces(every)
         if joined.passes[0].cache is None:
-            _check_cache(wholes or found)
+            _check_cache([whole for whole in wholes or every if whole.heard.module not in pieces])
         if not wholes:
             return None
         rows = _rows(joined, wholes)
-        calls = self._calls(joined, wholes, rows)
+        calls = self._calls(joined, wholes, rows, pieces)
         read = [whole for whole in wholes if whole.heard.name in calls.sites]
         padding, spans = joined.padding(read)
         cuts = self._cuts(padding, read, calls)
@@ -166,11 +167,14 @@ class Measurer:
                     "its size; the sequence was left out"
                 )
 
-    def _calls(self, joined: Joined, wholes: list[Whole], rows: int) -> Calls:
-        """The sites of these calls. They are found once for all passes that make the same calls."""
+    def _calls(self, joined: Joined, wholes: list[Whole], rows: int, pieces: set[str]) -> Calls:
+        """The sites of these calls, without those of modules that attend in `pieces`.
+
+        They are found once for all passes that make the same calls.
+        """
         first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
         shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
-        parts = frozenset(first.split | no_maps(self.model, seen, first.unmatched, shapes, rows))
+        parts = frozenset(first.split | pieces | no_maps(self.model, seen, first.unmatched, shapes, rows))
         names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
         key = names, parts, frozenset(first.unmatched), first.decodes
         if key not in self._known:
@@ -180,9 +184,20 @@ class Measurer:
             sites = sites_of(self.model, [*read.values()])
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
-                raise SinkscopeError(f"attention that is no map of queries and keys was not read: {', '.join(unread)}")
+                raise SinkscopeError(not_read(unread))
             self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread, first.decodes)
         return self._known[key]
+
+
+def not_read(modules: Iterable[str]) -> str:
+    """What is said of modules whose attention could not be read."""
+    names = ", ".join(map(shown_name, sorted(modules)))
+    return f"attention that is no map of queries and keys was not read: {names}"
+
+
+def shown_name(call: str) -> str:
+    """The name of a call or module in a sentence."""
+    return call or "the model itself"
 
 
 def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
@@ -207,12 +222,35 @@ def _rows(joined: Joined, wholes: list[Whole]) -> int:
     """The sequences of the batch: what was given, or, where that puts time first, what attended.
 
     Where every call has a multiple of what was given, windows were folded into the batch, which are no sequences.
+    Raises SinkscopeError where calls hold some of the texts that were given, and none holds all.
     """
     first = joined.passes[0]
     told, attended = first.batch, [whole.heard.rows for whole in wholes]
     if told is not None and first.second not in attended and all(rows % told == 0 for rows in attended):
         return told
+    if told is not None and first.ids is not None and not {told, first.second} & {*attended}:
+        held = f"{attended[0]} row{'s' * (attended[0] != 1)}"
+        raise SinkscopeError(
+            f"{shown_name(wholes[0].heard.name)} attended over {held} at once where {told} sequences were "
+            "given: which is whose cannot be told; give one at a time"
+        )
     return told if told in attended else max(set(attended), key=attended.count)
+
+
+def _in_pieces(wholes: list[Whole]) -> set[str]:
+    """Modules that compute the rows of one map in several calls: the queries of all are as many as the keys of the
+    longest, and each other one has the first of these keys."""
+    calls = dict[str, list[Whole]]()
+    for whole in wholes:
+        calls.setdefault(whole.heard.module, []).append(whole)
+    return {module for module, pieces in calls.items() if len(pieces) > 1 and _one_map(pieces)}
+
+
+def _one_map(pieces: list[Whole]) -> bool:
+    keys = max((piece.key for piece in pieces if piece.key is not None), key=lambda key: key.shape[2], default=None)
+    if keys is None or sum(piece.queries for piece in pieces) != keys.shape[2]:
+        return False
+    return all(piece.key is not None and torch.equal(piece.key, keys[:, :, : piece.keys]) for piece in pieces)
 
 
 def _seen(whole: Whole) -> Seen:

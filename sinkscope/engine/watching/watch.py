@@ -24,7 +24,7 @@ from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
-from sinkscope.engine.watching.measured import Measurer
+from sinkscope.engine.watching.measured import Measurer, not_read
 from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
@@ -128,6 +128,7 @@ class Watch:
             self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
             self._current: Joined | None = None
             self._begun = self._measured = 0
+            self._without_attention = False
             self._listener.missed.clear()
             self._listener.resume()
             self._reasons: dict[str, int] = {}
@@ -232,8 +233,11 @@ class Watch:
         began = time.perf_counter()
         if not now.heard and now.refused is None and (joined is None or not joined.length):
             self._begun -= 1  # a pass without attention, such as an embedding alone
+            self._without_attention = True
             if now.over_cache is not None:
                 self._leave_out(not_followed(*now.over_cache))
+            elif now.unmatched:
+                self._leave_out(not_read(now.unmatched))
             return
         try:
             with undisturbing():
@@ -344,10 +348,10 @@ class Watch:
     def _why_nothing(self) -> str:
         if self._reasons:
             return f"nothing was measured: {next(iter(self.left_out))}"
-        if self._begun:
+        if self._begun or self._without_attention:
             return (
-                f"no attention of {self._checkpoint.name} was read: it has no softmax attention, or attends over one "
-                "position at a time"
+                f"no attention of {self._checkpoint.name} was read: it has none, computes it in a way that is not read "
+                "(docs/watch.md names those that are), or attends over one position at a time"
             )
         return (
             f"{self._checkpoint.name} was not run in the `with` block, by the thread that entered it: passes in other "
