@@ -109,7 +109,7 @@ def main() -> None:
             code = stop.code
             if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1
                 sys.stdout, code = stdout, 0
-        if sys.stdout is not None:
+        if sys.stdout is not None and not getattr(sys.stdout, "closed", False):
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has gone; the exit code stays
         discard_stdout()

@@ -134,10 +134,11 @@ def as_python_does() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = shown
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="sinkscope")
+        with suppress(OSError, ValueError):  # its reader has gone, or the program closed it: the run is written still
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="sinkscope")
 
 
 def check_writable(path: Path | None) -> None:

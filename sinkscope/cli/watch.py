@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -55,26 +56,23 @@ def watch(
 
     if finished(out) and not force:
         raise SinkscopeError(f"{out} holds a finished run: give another --out, or --force to replace it")
-    from sinkscope.engine.watching.program import Everywhere, run_program
+    from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
+    check_program(program)
     everywhere = Everywhere(every, limit)
-    code = 0
+    code, process = 0, os.getpid()
     with as_python_does():
         try:
             with everywhere.watching():
                 run_program(program)
-        except SinkscopeError as error:
-            if not everywhere.watches:
-                raise
-            say(f"error: {in_one_line(error)}")
-            code = 2
         except SystemExit as stop:
             code = _code_of(stop)
         except BaseException as error:
             error = error.with_traceback(_own(error.__traceback__))
             sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    _write(everywhere, out, force, quiet)
+    if os.getpid() == process:  # a child that the program forked leaves the run to its parent
+        _write(everywhere, out, force, quiet)
     raise typer.Exit(code)
 
 
@@ -119,6 +117,10 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
             of = f"{count} sequence{'s' * (count != 1)} of {run.manifest.model.shown}"
             say(f"measured {of}; see: sinkscope show {folder}")
     if not everywhere.measured:
-        told.append("no model computed attention in the main thread of this program: nothing was written")
+        ran = dict.fromkeys(watched.name for watched in everywhere.watches)
+        told.append(
+            f"no attention was read of what ran in the main thread of this program ({', '.join(ran) or 'no model'}): "
+            "nothing was written"
+        )
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")

@@ -128,7 +128,7 @@ def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Pat
     done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
     assert done.stdout.startswith("usage: ")
     assert done.returncode == 0
-    assert "no model computed attention in the main thread" in done.stderr
+    assert "no attention was read of what ran in the main thread of this program (no model)" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -139,3 +139,39 @@ def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
         application(["watch"])(["watch", "--out", str(tmp_path / "x"), "--", "missing.py"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("sinkscope: error: missing.py is no file")
+
+
+OTHER = """
+import os
+import sys
+from plain_models import plain, tokens
+import sinkscope
+print(sys.argv[0], __file__, __package__, flush=True)
+plain()(tokens())
+if "fork" in sys.argv:
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if "close" in sys.argv:
+    sys.stdout.close()
+if "refused" in sys.argv:
+    sinkscope.scan("no/such/model")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["fork", "close", "refused"])
+def test_a_program_ends_as_it_would_alone_and_leaves_its_run(what: str, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(OTHER)
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
+    alone, beside = (
+        subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+        for words in ([sys.executable, "other.py", what], command("--out", "run", "--", "other.py", what))
+    )
+    assert alone.stdout.startswith(f"other.py {tmp_path / 'other.py'} None\n")
+    assert beside.stdout == alone.stdout
+    assert beside.returncode == alone.returncode == (what == "refused")
+    told = [line for line in beside.stderr.splitlines() if line not in alone.stderr.splitlines()]
+    assert told == ["sinkscope: measured 2 sequences of Plain; see: sinkscope show run"]
+    assert sinkscope.load_run(tmp_path / "run").summary.sequences == 2

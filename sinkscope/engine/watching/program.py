@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import runpy
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -73,24 +78,46 @@ class Everywhere:
         self.watches.append(watch)
 
 
+def check_program(words: Sequence[str]) -> None:
+    """Raises SinkscopeError where there is no such script, or where no module is named."""
+    if words[0] == "-m":
+        if len(words) < 2:
+            raise SinkscopeError("-m names no module: give `-- -m MODULE ARGS`")
+    elif not Path(words[0]).is_file():
+        raise SinkscopeError(f"{words[0]} is no file: give `-- SCRIPT.py ARGS`, or `-- -m MODULE ARGS`")
+
+
 def run_program(words: Sequence[str]) -> None:
     """Runs `SCRIPT.py ARGS` or `-m MODULE ARGS` as Python itself would, in this process. Raises what the program does.
 
-    Raises SinkscopeError where there is no such script, or where no module is named.
+    `check_program` says before whether there is such a program.
     """
     argv, path = sys.argv, sys.path[:]
     try:
         if words[0] == "-m":
-            if len(words) < 2:
-                raise SinkscopeError("-m names no module: give `-- -m MODULE ARGS`")
             sys.argv = [*words[1:]]
             sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
             return
-        if not Path(words[0]).is_file():
-            raise SinkscopeError(f"{words[0]} is no file: give `-- SCRIPT.py ARGS`, or `-- -m MODULE ARGS`")
         sys.argv = [*words]
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        runpy.run_path(words[0], run_name="__main__")
+        _run_script(str(Path(words[0]).absolute()))
     finally:
         sys.argv, sys.path[:] = argv, path
+
+
+def _run_script(file: str) -> None:
+    """Runs a script as Python's main module: runpy would put the whole path into sys.argv, or a relative one into
+    `__file__`."""
+    if zipfile.is_zipfile(file) or file.endswith(".pyc"):
+        runpy.run_path(file, run_name="__main__")
+        return
+    main, before = ModuleType("__main__"), sys.modules["__main__"]
+    main.__dict__.update(__file__=file, __builtins__=builtins, __loader__=SourceFileLoader("__main__", file))
+    with io.open_code(file) as script:
+        code = compile(script.read(), file, "exec", dont_inherit=True)
+    sys.modules["__main__"] = main
+    try:
+        exec(code, main.__dict__)
+    finally:
+        sys.modules["__main__"] = before
