@@ -425,3 +425,33 @@ def test_attention_that_is_not_read_is_not_said_to_be_absent() -> None:
             model(vectors(2, 12))
         with pytest.raises(sinkscope.SinkscopeError, match=why):
             seen.run()
+
+
+def test_attention_among_channels_is_no_sequence() -> None:
+    class Channels(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.mT for part in self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4))
+            out = (q @ k.mT).softmax(-1) @ v
+            return self.out_proj(out.permute(0, 3, 1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    model = nn.Sequential(Channels(own=True)).eval()
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        model(vectors(2, 20))
+    assert seen.left_out == ["attention that is no map of queries and keys was not read: 0"]
+
+
+def test_sequences_of_vectors_in_turn_are_not_a_batch() -> None:
+    class InTurn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.attend(one) for one in x.split(1)])
+
+    model = InTurn().eval()
+    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
+        warnings.simplefilter("ignore")
+        model(vectors(3, 12))
+    assert "attended over 1 row at once where 3 sequences were given" in seen.left_out[0]

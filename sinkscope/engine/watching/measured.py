@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -93,6 +94,8 @@ class Measurer:
         if joined.passes[0].cache is None:
             _check_cache([whole for whole in wholes or every if whole.heard.module not in pieces])
         if not wholes:
+            if unread := joined.passes[0].unmatched | joined.passes[0].split:
+                raise SinkscopeError(not_read(unread))
             return None
         rows = _rows(joined, wholes)
         calls = self._calls(joined, wholes, rows, pieces)
@@ -175,6 +178,7 @@ class Measurer:
         first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
         shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
         parts = frozenset(first.split | pieces | no_maps(self.model, seen, first.unmatched, shapes, rows))
+        parts |= {call.module for call, whole in zip(seen, wholes, strict=True) if _of_part(call, whole, shapes)}
         names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
         key = names, parts, frozenset(first.unmatched), first.decodes
         if key not in self._known:
@@ -228,13 +232,25 @@ def _rows(joined: Joined, wholes: list[Whole]) -> int:
     told, attended = first.batch, [whole.heard.rows for whole in wholes]
     if told is not None and first.second not in attended and all(rows % told == 0 for rows in attended):
         return told
-    if told is not None and first.ids is not None and not {told, first.second} & {*attended}:
+    if (
+        told is not None
+        and not {told, first.second} & {*attended}
+        and (first.ids is not None or _in_turn(wholes, told))
+    ):
         held = f"{attended[0]} row{'s' * (attended[0] != 1)}"
         raise SinkscopeError(
             f"{shown_name(wholes[0].heard.name)} attended over {held} at once where {told} sequences were "
             "given: which is whose cannot be told; give one at a time"
         )
     return told if told in attended else max(set(attended), key=attended.count)
+
+
+def _in_turn(wholes: list[Whole], told: int) -> bool:
+    """Whether the calls of each module hold all sequences together, in several calls."""
+    rows = Counter[str]()
+    for whole in wholes:
+        rows[whole.heard.module] += whole.heard.rows
+    return len(rows) < len(wholes) and {*rows.values()} == {told}
 
 
 def _in_pieces(wholes: list[Whole]) -> set[str]:
@@ -244,6 +260,14 @@ def _in_pieces(wholes: list[Whole]) -> set[str]:
     for whole in wholes:
         calls.setdefault(whole.heard.module, []).append(whole)
     return {module for module, pieces in calls.items() if len(pieces) > 1 and _one_map(pieces)}
+
+
+def _of_part(one: Seen, whole: Whole, given: dict[str, torch.Size]) -> bool:
+    """Whether a module that gets (B, T, D) attends among fewer than T positions: in a window, or among channels."""
+    shape = given.get(whole.heard.name)
+    if shape is None or one.queries != one.keys or shape[2] == one.queries:
+        return False
+    return tuple(shape[:2]) != (one.queries, one.rows) and one.queries < shape[1]
 
 
 def _one_map(pieces: list[Whole]) -> bool:
