@@ -401,10 +401,10 @@ class Listener:
             return
         name = call_name(found.module, self._now.counts[found.module])
         if self._now.cache is None and (queries < 2 or (not counts and queries != keys)):
+            if found.module not in self._oblong and _goes_on(seen.probabilities):
+                self._now.over_cache = name, queries
             if queries > 1:
                 self._oblong.add(found.module)
-            if queries < keys and not bool(seen.probabilities.triu(keys - queries + 1).any()):
-                self._now.over_cache = name, queries
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self._now.heard}
@@ -503,3 +503,11 @@ class Listener:
 def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
     """Whether sequences and heads came as one axis, in which either may be first."""
     return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1
+
+
+def _goes_on(probabilities: Tensor) -> bool:
+    """Whether the queries of a map are the last of more keys, in causal order."""
+    past = probabilities.shape[-1] - probabilities.shape[-2]
+    if past <= 0:
+        return False
+    return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
