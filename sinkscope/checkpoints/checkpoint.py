@@ -226,10 +226,20 @@ def _quantization(config: Any) -> str | None:
     return str(getattr(method, "value", method))
 
 
-def check_length(checkpoint: Checkpoint, length: int) -> None:
-    """Raises SinkscopeError for sequences longer than the model's positions."""
+def default_length(checkpoint: Checkpoint, usual: int) -> int:
+    """`usual` tokens, or as many as the model has positions where these are fewer."""
+    return min(usual, checkpoint.max_positions or usual)
+
+
+def check_length(checkpoint: Checkpoint, length: int, generated: int = 0) -> None:
+    """Raises SinkscopeError for sequences, with what is generated after each, longer than the model's positions."""
     limit = checkpoint.max_positions
-    if limit is not None and length > limit:
+    if limit is not None and length + generated > limit:
+        if generated:
+            raise SinkscopeError(
+                f"{length} tokens and the {generated} of --generate exceed the {limit} positions of "
+                f"{checkpoint.name}: give a smaller --seq-len or --generate"
+            )
         raise SinkscopeError(
             f"--seq-len {length} exceeds the {limit} positions of {checkpoint.name}: give {limit} or less"
         )

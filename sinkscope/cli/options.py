@@ -26,7 +26,12 @@ Data = Annotated[
     ),
 ]
 SeqLen = Annotated[
-    int | None, typer.Option(metavar="T", help="Tokens per sequence. [default: 256]", rich_help_panel=FIRST)
+    int | None,
+    typer.Option(
+        metavar="T",
+        help="Tokens per sequence. [default: 256, or the model's positions where fewer]",
+        rich_help_panel=FIRST,
+    ),
 ]
 NumSequences = Annotated[
     int | None, typer.Option(metavar="N", help="Sequences for each --data. [default: 32]", rich_help_panel=FIRST)

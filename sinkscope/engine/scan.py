@@ -96,7 +96,8 @@ def scan(
         images, audio: a folder of png and jpg, or of wav files; the checkpoint's own processor makes a sequence of each
             file. prompt: the text beside each file; a speech model's decoder reads it.
         seq_len, num_sequences: tokens per sequence, and sequences per SPEC; by default 256 and 32 for text, all there
-            are for token ids, the task's own length and number for a model that brings a task.
+            are for token ids, the task's own length and number for a model that brings a task. A model with fewer than
+            256 positions reads as many tokens of text as it has positions.
         bos: the first token: auto (the tokenizer's default), always, never; a list of modes makes a domain of each.
         first: what stands first instead: auto, bos, bosxN (N times), none, random, or a text of one token. prepend: how
             many random tokens stand before that. Every combination makes a domain over the same text.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sinkscope.capture import Capture, Plan, plan
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.checks import NotCausal
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward, eager
 from sinkscope.checkpoints.loading import unwrapped
@@ -230,7 +230,7 @@ def _load(model: Any, options: LoadOptions, report: Progress) -> Checkpoint:
 
 def _length(asked: int | None, checkpoint: Checkpoint) -> int:
     """Tokens per sequence. Raises SinkscopeError where they are too few, or more than the model's positions."""
-    length = min(SEQ_LEN, checkpoint.max_positions or SEQ_LEN) if asked is None else asked
+    length = default_length(checkpoint, SEQ_LEN) if asked is None else asked
     if length < SHORTEST:
         raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
     check_length(checkpoint, length)

@@ -70,7 +70,8 @@ class Request(Record):
     prompt: str | None = _decides("text")
     """The text that goes with each picture, or that a decoder reads with each recording."""
     seq_len: int | None = _decides("text")
-    """Tokens per sequence; null = 256 for text, all tokens of an object passed from Python, a task's own length."""
+    """Tokens per sequence; null = 256 for text, or the model's positions where these are fewer; all tokens of an object
+    passed from Python; a task's own length."""
     num_sequences: int | None = _decides("text")
     """Sequences per SPEC; null = 32 for text, all sequences of an object passed from Python, a task's own number."""
     seed: int = _decides("text", 0)

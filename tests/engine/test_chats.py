@@ -448,6 +448,25 @@ def test_bad_numbers(words: tuple[object, ...], said: str, tiny_folder: Path, re
     assert said in refused(tiny_folder, *words)
 
 
+def test_prompts_and_what_is_written_exceed_the_positions(tmp_path: Path, talker: Any) -> None:
+    model, asked = make_model(max_position_embeddings=128), {"generate": 200, "self_check": False}
+    said = r"^(\d+) tokens and the 200 of --generate exceed the 128 positions of LlamaForCausalLM: give a smaller"
+    with pytest.raises(SinkscopeError, match=said.replace(r"\d+", "16")):
+        sinkscope.scan(model, data="prose", tokenizer=talker, seq_len=16, **asked)
+    with pytest.raises(SinkscopeError, match=said.replace(r"\d+", "16")):
+        sinkscope.dry_run(model, seq_len=16, generate=200)
+    with pytest.raises(SinkscopeError, match=said):
+        sinkscope.scan(model, data=f"{saved(tmp_path, CHATS)}#messages", tokenizer=talker, **asked)
+
+
+def test_conversations_need_no_length_for_a_model_of_few_positions(tmp_path: Path, talker: Any) -> None:
+    model, spec = make_model(max_position_embeddings=30), saved(tmp_path, CHATS)
+    run = sinkscope.scan(model, data=f"{spec}#messages", tokenizer=talker, self_check=False)
+    assert run.manifest.data[0].seq_len == 30
+    with pytest.raises(SinkscopeError, match="nofield"):
+        sinkscope.scan(model, data=f"{spec}#nofield", tokenizer=talker, self_check=False)
+
+
 def test_a_model_that_writes_nothing(tokenizer: Any) -> None:
     with pytest.raises(SinkscopeError, match="without a next-token head it predicts no text"):
         sinkscope.scan(tiny("bert"), tokenizer=tokenizer, data="prose", generate=3)

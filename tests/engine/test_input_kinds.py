@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 import torch
-from conftest import VOCABULARY
+from conftest import VOCABULARY, make_model
 from families import tiny_model
 from transformers import AutoModel
 
@@ -180,6 +180,19 @@ def test_a_list_of_texts_is_read_as_texts(tiny_model: Any, tokenizer: Any) -> No
     assert [each.domain for each in modes.manifest.data] == ["texts bos=auto", "texts bos=never"]
     with pytest.raises(SinkscopeError, match="generate="):
         sinkscope.scan(tiny_model, data=texts, generate=2, **asked)
+
+
+def test_text_is_as_long_as_a_model_of_few_positions_reads(tokenizer: Any) -> None:
+    model, asked = make_model(max_position_embeddings=40), {"num_sequences": 2, "self_check": False}
+    for data in ("prose", "random", ["the ferry bell rang twice before the rope was loose"] * 20):
+        run = sinkscope.scan(model, data=data, tokenizer=tokenizer, **asked)
+        assert [each.seq_len for each in run.manifest.data] == [40]
+        assert run.manifest.request.seq_len is None
+    with pytest.raises(SinkscopeError, match="--seq-len 41 exceeds the 40 positions"):
+        sinkscope.scan(model, data="prose", tokenizer=tokenizer, seq_len=41, **asked)
+    assert sinkscope.dry_run(model, num_sequences=2).seq_len == 40
+    measured = sinkscope.arms(model, ["keys:first1"], tokenizer=tokenizer, num_sequences=2, draws=2)
+    assert measured.facts["data"]["seq_len"] == 40
 
 
 @pytest.mark.parametrize("data", [["prose", "code"], ["my file.txt"], ["hf:a/b c#text"], ["nonesuch"], "one text"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Plan, plan
 from sinkscope.capture.shapes import Shapes
-from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.checkpoints.outline import Outline
 from sinkscope.engine.batch_size import chosen_batch, free_bytes, not_square
@@ -213,8 +213,8 @@ def looked_for(outline: Outline, request: Request) -> Look:
         domains = [(len(data.ids), data.ids.shape[1]) for data in kind.read(0).tokens]
         inputs = partial(_resized, sample) if sample.is_floating_point() else token_ids
         return looked(model, inputs, domains)
-    length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
-    check_length(outline, length + (request.generate or 0))
+    length, count = request.seq_len or default_length(outline, SEQ_LEN), request.num_sequences or NUM_SEQUENCES
+    check_length(outline, length, request.generate or 0)
     begun = len(openings(request.first, request.prepend)) if request.first or request.prepend else len(request.bos)
     domains = [(count, length + (request.generate or 0))] * len(request.data or ("prose",)) * begun
     outline.vocabulary  # noqa: B018 raises for a model that has none

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sinkscope.checkpoints.checkpoint import check_length, configuration
+from sinkscope.checkpoints.checkpoint import check_length, configuration, default_length
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
@@ -36,7 +36,7 @@ class TextsInput(InputKind):
 
     def read(self, positions: int) -> Reading:
         request, checkpoint = self.request, self.checkpoint
-        length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
+        length, count = request.seq_len or default_length(checkpoint, SEQ_LEN), request.num_sequences or NUM_SEQUENCES
         check_length(checkpoint, length)
         if checkpoint.tokenizer_error:
             raise SinkscopeError(

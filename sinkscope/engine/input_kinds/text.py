@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.forward import written
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
@@ -48,7 +48,7 @@ class TextInput(InputKind):
     def _written(self, prompt: list[int]) -> list[int]:
         """What the model writes after a prompt. Raises SinkscopeError where both are longer than its positions."""
         count = self.request.generate or 0
-        check_length(self.checkpoint, len(prompt) + count)
+        check_length(self.checkpoint, len(prompt), count)
         with memory_needed(f"the writing of {count} tokens after {len(prompt)}"):
             return written(self.checkpoint, prompt, count)
 
@@ -57,7 +57,7 @@ class TextInput(InputKind):
         specs = request.data or (DATA,)
         for spec in specs:
             check_spec(spec)  # refuses the name of a task, which other models cannot read
-        length, count = request.seq_len or SEQ_LEN, request.num_sequences or NUM_SEQUENCES
+        length, count = request.seq_len or default_length(checkpoint, SEQ_LEN), request.num_sequences or NUM_SEQUENCES
         check_length(checkpoint, length)
         if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
             raise SinkscopeError(
@@ -72,7 +72,7 @@ class TextInput(InputKind):
         for spec in specs:
             for mode in request.bos:
                 corpus = read_chats_or_text(
-                    spec, checkpoint.tokenizer, rules, request.seq_len, SEQ_LEN, checkpoint.max_positions, count, mode,
+                    spec, checkpoint.tokenizer, rules, request.seq_len, length, checkpoint.max_positions, count, mode,
                     request.seed, request.generate is not None,
                 )  # fmt: skip
                 name = spec if len(request.bos) == 1 else f"{spec} bos={mode}"

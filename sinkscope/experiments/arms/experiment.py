@@ -13,7 +13,7 @@ from torch import nn
 from sinkscope.capture import Plan, plan
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
-from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.checkpoints.tensor_hash import tensors_sha256
@@ -37,14 +37,15 @@ from sinkscope.runs.saved.arms_table import UNABLATED
 from sinkscope.runs.schema.manifest import Manifest, ModelFacts
 
 
-def size_of(text: Text, manifest: Manifest | None) -> tuple[int, int]:
+def size_of(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> tuple[int, int]:
     """How many sequences are read, and tokens of each. Raises SinkscopeError for token ids of several lengths without
     `seq_len`."""
     token_rows = text.data if isinstance(text.data, TokenRows) else None
     count = text.num_sequences or (SEQUENCES if token_rows is None else len(token_rows.rows))
     if text.seq_len or token_rows is not None:
         return count, text.seq_len or (0 if token_rows is None else token_rows.length)
-    return count, max((data.seq_len for data in ([] if manifest is None else manifest.data)), default=SEQ_LEN)
+    measured = [] if manifest is None else manifest.data
+    return count, max((data.seq_len for data in measured), default=default_length(checkpoint, SEQ_LEN))
 
 
 def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> Corpus:
@@ -56,7 +57,7 @@ def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> C
     """
     spec = text.data if isinstance(text.data, str) else text.data.NAME
     read = [] if manifest is None else manifest.data
-    count, length = size_of(text, manifest)
+    count, length = size_of(text, checkpoint, manifest)
     check_length(checkpoint, length)
     without = [] if manifest is None else read_before(manifest)
     rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
@@ -254,7 +255,8 @@ def arms(
         arms: arms in the grammar of `sinkscope arms --help`, or objects of your own subclass of `Arm`.
         run: a run of this model, or its folder, where an arm asks one; what it has read is left out.
         data: one SPEC, texts or token ids as `sinkscope.scan` takes them. seq_len: tokens per sequence; None takes the
-            length of token ids, else the run's, or 256. num_sequences: None takes all token ids, else 16.
+            length of token ids, else the run's, or 256, or the model's positions where these are fewer. num_sequences:
+            None takes all token ids, else 16.
         draws: how often a random arm is drawn.
         seed: seeds the random arms and the draw of documents.
         cosines: also measure how similar the tokens are behind each layer, under every arm (`Arms.cosines`).
