@@ -195,6 +195,17 @@ def test_text_is_as_long_as_a_model_of_few_positions_reads(tokenizer: Any) -> No
     assert measured.facts["data"]["seq_len"] == 40
 
 
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_no_bos_is_asked_of_given_ids(mode: str, tiny_model: Any) -> None:
+    with pytest.raises(SinkscopeError, match=f"bos='{mode}': token ids are read unchanged"):
+        sinkscope.scan(tiny_model, data=[[0, 5, 6], [0, 7, 8]], bos=mode, self_check=False)
+
+
+def test_no_bos_is_asked_of_pictures() -> None:
+    with pytest.raises(SinkscopeError, match="--bos chooses how text begins"):
+        sinkscope.scan(tiny_model(AutoModel, "vit"), data={"pixel_values": torch.zeros(2, 3, 32, 32)}, bos="never")
+
+
 @pytest.mark.parametrize("data", [["prose", "code"], ["my file.txt"], ["hf:a/b c#text"], ["nonesuch"], "one text"])
 def test_names_of_data_are_no_texts(data: Any) -> None:
     assert as_texts(data) is None

@@ -67,6 +67,9 @@ class TokenIdInput(InputKind):
 
     @classmethod
     def check(cls, request: Request) -> None:
+        mode = next((mode for mode in request.bos if mode != "auto"), None)
+        if mode is not None:
+            raise SinkscopeError(f"bos={mode!r}: token ids are read unchanged, with BOS where they have it")
         if _can_be_read_twice(request.handed):
             token_data(request.handed, None)
 

@@ -50,7 +50,7 @@ class SignalInput(InputKind):
                 f'give {KINDS[forward.signal or PIXELS].option} FOLDER, or in Python scan(model, data={{"'
                 f'{forward.signal}": tensor}})'
             )
-        refuse_seq_len(request)
+        refuse_text_settings(request)
         self._signals = _with_warning(signals, forward)
 
     @classmethod
@@ -69,7 +69,7 @@ class SignalInput(InputKind):
             sound_paths(Path(request.audio))
         else:
             signal_data({name: request.handed[name] for name in request.handed if name != DECODER}, None)
-        refuse_seq_len(request)
+        refuse_text_settings(request)
 
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         batch = next(batches(self._signals.tokens(1), 0, 1, self.checkpoint.device))
@@ -136,8 +136,10 @@ def signal_asked_for(request: Request, forward: Forward) -> str | None:
     return signal_name(request.handed)
 
 
-def refuse_seq_len(request: Request) -> None:
-    """Raises SinkscopeError where a request for signals sets a length."""
+def refuse_text_settings(request: Request) -> None:
+    """Raises SinkscopeError where a request for signals sets a length, or how text begins."""
+    if request.bos != ("auto",):
+        raise SinkscopeError("--bos chooses how text begins, and pictures or recordings are read: leave it out")
     if request.seq_len is not None:
         raise SinkscopeError("--seq-len: pictures and recordings have as many positions as the model gives them")
 

@@ -12,7 +12,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
-from sinkscope.engine.input_kinds.signals import refuse_seq_len, signal_asked_for
+from sinkscope.engine.input_kinds.signals import refuse_text_settings, signal_asked_for
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
@@ -35,7 +35,7 @@ class SignalTextInput(InputKind):
         super().__init__(request, checkpoint, forward)
         self._image = image_token(checkpoint.model.config)
         self._read = self._from_folder() if request.handed is None else self._given()
-        refuse_seq_len(request)
+        refuse_text_settings(request)
         check_length(checkpoint, self._read.tokens.longest)
 
     @classmethod
@@ -50,7 +50,7 @@ class SignalTextInput(InputKind):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        refuse_seq_len(request)
+        refuse_text_settings(request)
         handed = request.handed
         token_data({name: handed[name] for name in ("input_ids", "attention_mask") if name in handed}, None)
 
