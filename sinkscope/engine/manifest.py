@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import functools
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,9 +30,9 @@ from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import plain
-from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, Timing
+from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, MetricFacts, Timing
 from sinkscope.runs.schema.site import SiteFacts
-from sinkscope.tables.columns import columns
+from sinkscope.tables.columns import columns, metric_set
 from sinkscope.tables.values import Domain
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "pandas")
@@ -84,6 +86,12 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
         "warnings": [*loop.checkpoint.warnings, *reading.warnings, *unread(loop.plan, checked), *warnings_of(checked)],
     }
     return Manifest.model_validate(plain(facts))
+
+
+def own_metrics(files: Iterable[str | Path]) -> dict[str, MetricFacts]:
+    """What the manifest of a scan with these files would record of metrics that are not sinkscope's. Raises
+    SinkscopeError where a file or an installed package cannot be read."""
+    return {name: MetricFacts(**facts) for name, facts in definitions(metric_set(files)).items()}
 
 
 def _measured_tables(request: Request) -> list[str]:

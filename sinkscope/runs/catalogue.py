@@ -6,7 +6,7 @@ and the metrics of a run's user.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.schema.table import Column, ColumnSchema, TableSchema, error_of, number
 
 if TYPE_CHECKING:
-    from sinkscope.runs.schema.manifest import Manifest
+    from sinkscope.runs.schema.manifest import Manifest, MetricFacts
 
 
 PER = ("sequence", "run")
@@ -34,8 +34,13 @@ def columns_of(manifest: Manifest | None) -> Iterator[Column]:
     """The columns that come with sinkscope, then those of the metrics that the run's user added and that did not
     fail."""
     yield from catalogue()
+    yield from own_columns({} if manifest is None else manifest.metrics)
+
+
+def own_columns(metrics: Mapping[str, MetricFacts]) -> Iterator[Column]:
+    """The columns of metrics that are not sinkscope's own and did not fail."""
     known = {(column.name, column.table) for column in catalogue()}
-    for name, facts in () if manifest is None else manifest.metrics.items():
+    for name, facts in metrics.items():
         if (name, facts.table) not in known and facts.failed is None:  # known: the question's package is installed here
             yield Column(name, **facts.model_dump(exclude={"code_sha256", "failed"}))
 

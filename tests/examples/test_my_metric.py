@@ -70,6 +70,31 @@ def test_the_manifest_defines_it(run: sinkscope.Run) -> None:
         assert run.manifest.conventions[name] == column.formula
 
 
+def test_the_command_prints_its_definition(run: sinkscope.Run, tmp_path: Path) -> None:
+    run.save(tmp_path / "run")
+    of_file = call("metrics", "local_mass", "--metrics", FILE)
+    assert "  local_mass: probability, [0, 1]\n      Mean over queries i >= 1 of A[i,i] + A[i,i-1]" in of_file
+    assert call("metrics", "local_mass", "--run", tmp_path / "run") == of_file
+    every = json.loads(call("metrics", "--run", tmp_path / "run", "--json"))
+    assert [column["name"] for column in every[-2:]] == ["local_mass", "first_peak"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["local_mass"], "no column 'local_mass': `sinkscope metrics` lists them all, --run RUN also"),
+        (["--metrics", "nonesuch.py"], "--metrics nonesuch.py: No such file"),
+        (["--run", "nonesuch"], "no such run folder: nonesuch"),
+        (["--run", "nonesuch", "--metrics", str(FILE)], "give one of them"),
+    ],
+)
+def test_a_definition_that_cannot_be_printed(words: list[str], said: str) -> None:
+    refused = CliRunner().invoke(app, ["metrics", *words])
+    assert refused.exit_code == 2
+    assert said in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_from_the_command_line_through_every_command(tiny_folder: Path, tmp_path: Path) -> None:
     out, sinks, policy = tmp_path / "run", tmp_path / "sinks.json", tmp_path / "policy.toml"

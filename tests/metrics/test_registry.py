@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import pytest
 import torch
 from conftest import Refused
 from models import random_ids, tiny
+from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope import LayerView, SinkscopeError, head_metric, layer_metric
 from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.cli import app
 from sinkscope.engine.launch import Processes
 from sinkscope.metrics import METRICS, registered
 from sinkscope.metrics.extension import code_sha256, definitions, functions_in
@@ -240,6 +243,8 @@ def test_an_installed_package_brings_metrics(
     assert capsys.readouterr() == ("", "loading\n")
     with pytest.raises(SinkscopeError, match=r"^metric theirs: the column name theirs is taken"):
         metric_set([declared_as("theirs")])
+    shown = CliRunner().invoke(app, ["metrics", names[-1], "--json"])
+    assert [column["name"] for column in json.loads(shown.stdout)] == names[-1:]
 
 
 @pytest.mark.parametrize(

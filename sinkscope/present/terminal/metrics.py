@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.text import wrapped
-from sinkscope.runs.catalogue import catalogue, columns_of, table_columns
+from sinkscope.runs.catalogue import catalogue, own_columns, table_columns
 from sinkscope.runs.questions import QUESTIONS, tables_of_questions
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Record, json_schema
 from sinkscope.runs.schema.baseline import BaselineFile
-from sinkscope.runs.schema.manifest import Manifest
+from sinkscope.runs.schema.manifest import Manifest, MetricFacts
 from sinkscope.runs.schema.other_tables import ARMS_TABLES, ATLAS_TABLE, TRAINING_TABLES
 from sinkscope.runs.schema.summary import Summary
 from sinkscope.runs.schema.table import Column, TableSchema
 from sinkscope.runs.schema.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from sinkscope.checkpoints import Example
 
@@ -94,17 +94,18 @@ SYMBOLS = {
 FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure")
 
 
-def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict[str, Any]]:
-    """The columns called `names`, or all: sinkscope's and, with a run's manifest, those of the user's own metrics.
+def metric_list(names: list[str], own: Mapping[str, MetricFacts] | None = None) -> list[dict[str, Any]]:
+    """The columns called `names`, or all: sinkscope's, then those of a user's `own` metrics.
 
     Raises SinkscopeError for a name that is no column.
     """
-    columns = [column for column in columns_of(manifest) if column.shown]
+    columns = [column for column in (*catalogue(), *own_columns(own or {})) if column.shown]
     known = {column.name for column in columns}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SinkscopeError(
-            f"no column {unknown[0]!r}: `sinkscope metrics` lists them all{did_you_mean(unknown[0], known)}"
+            f"no column {unknown[0]!r}: `sinkscope metrics` lists them all, --run RUN also those of a run's own "
+            f"metrics{did_you_mean(unknown[0], known)}"
         )
     return [{key: getattr(column, key) for key in FACTS} for column in columns if not names or column.name in names]
 
@@ -112,11 +113,11 @@ def metric_list(names: list[str], manifest: Manifest | None = None) -> list[dict
 def render_metrics(columns: list[dict[str, Any]]) -> str:
     """One entry per column: name, unit and range, formula, source."""
     lines = []
-    for table, title in TITLES.items():
+    for table in dict.fromkeys([*TITLES, *(str(column["table"]) for column in columns)]):
         in_table = [column for column in columns if column["table"] == table]
         if not in_table:
             continue
-        lines += [*wrapped(title, rest="  "), ""]
+        lines += [*wrapped(TITLES.get(table, table), rest="  "), ""]
         if table in NOTATION:
             lines += [*wrapped(NOTATION[table], first="  "), ""]
         for column in in_table:
