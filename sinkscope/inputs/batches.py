@@ -117,11 +117,11 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
     mask = positions = None
     if hasattr(data, "keys") and "input_ids" in data:
         mask, positions, data = data.get("attention_mask"), data.get("position_ids"), data["input_ids"]
-    rows = _rows(data, "data")
+    rows = _rows(data, "data", "a SPEC, a list of them, or token ids (integers, [sequence, token])")
     if positions is not None:
         if mask is not None:
             raise SinkscopeError("token ids are packed or padded: give position_ids or attention_mask, not both")
-        rows = _unpacked(rows, _rows(positions, "position_ids"))
+        rows = _unpacked(rows, _rows(positions, "position_ids", "integers, [sequence, token],"))
     if not rows or any(len(row) < 2 for row in rows):
         raise SinkscopeError("token ids: at least one sequence, each of at least 2 tokens, is needed")
     length = max(map(len, rows))
@@ -129,10 +129,10 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
     if mask is None:
         kept = np.stack([np.arange(length) < len(row) for row in rows]).astype(np.int64)
     else:
-        marks = _rows(mask, "attention_mask")
+        marks = _marks(mask)
         if [len(mark) for mark in marks] != [len(row) for row in rows]:
             raise SinkscopeError("attention_mask and input_ids differ in shape")
-        kept = np.stack([np.pad(mark != 0, (0, length - len(mark))) for mark in marks]).astype(np.int64)
+        kept = np.stack([np.pad(mark, (0, length - len(mark))) for mark in marks])
     for number, (row, valid) in enumerate(zip(ids, kept, strict=True)):
         tokens = row[slice(*_span(valid))].tolist()
         if vocabulary is not None:
@@ -157,18 +157,30 @@ def as_corpus(data: TokenData) -> Corpus:
     return Corpus("token ids", aligned, pieces, passages)
 
 
-def _rows(data: Any, name: str) -> list[np.ndarray]:
+def _rows(data: Any, name: str, needed: str) -> list[np.ndarray]:
     """Returns one array of integers per sequence. Raises SinkscopeError where the data are anything else."""
+    rows = _arrays(data)
+    if not rows or any(row.dtype.kind not in "biu" for row in rows):
+        raise SinkscopeError(f"{name}: {needed} are needed, not {type(data).__name__}")
+    return [row.astype(np.int64) for row in rows]
+
+
+def _arrays(data: Any) -> list[np.ndarray]:
+    """One array [token] per sequence; none where the data are no rows."""
     try:
         rows = [np.asarray(row.tolist() if hasattr(row, "tolist") else list(row)) for row in data]
     except (TypeError, ValueError):
-        rows = []
-    if not rows or any(row.ndim != 1 or row.dtype.kind not in "biu" for row in rows):
-        raise SinkscopeError(
-            f"{name}: a SPEC, a list of them, or token ids (integers, [sequence, token]) are needed, not "
-            f"{type(data).__name__}"
-        )
-    return [row.astype(np.int64) for row in rows]
+        return []
+    return rows if all(row.ndim == 1 for row in rows) else []
+
+
+def _marks(mask: Any) -> list[np.ndarray]:
+    """Returns one array per sequence, 1 = token. Raises SinkscopeError where a mask of whatever type holds anything but
+    0 and 1."""
+    marks = _arrays(mask)
+    if not marks or any(row.dtype.kind not in "biuf" or not np.isin(row, (0, 1)).all() for row in marks):
+        raise SinkscopeError("attention_mask: 1 for each token and 0 for padding are needed, [sequence, token]")
+    return [row.astype(np.int64) for row in marks]
 
 
 def _unpacked(rows: list[np.ndarray], positions: list[np.ndarray]) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ from tiers import slow_but
 
 from sinkscope import SinkscopeError, scan
 from sinkscope.inputs import Corpus, read_corpus, token_rules
+from sinkscope.inputs.batches import token_data
 from sinkscope.inputs.chats import read_chats_or_text
 
 BUILT_IN = ("prose", "code", "multilingual")
@@ -433,6 +434,26 @@ def test_unusable_ids_are_refused(data: Any, tiny_model: Any) -> None:
     with pytest.raises(SinkscopeError) as caught:
         scan(tiny_model, data=data, self_check=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.uint8])
+def test_a_mask_of_any_type_is_read(kind: torch.dtype) -> None:
+    ids, mask = torch.tensor([[2, 5, 6], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    read = token_data({"input_ids": ids, "attention_mask": mask.to(kind)}, None)
+    assert read.mask is not None
+    assert read.mask.tolist() == mask.tolist()
+    assert read.mask.dtype == np.int64
+
+
+@pytest.mark.parametrize("mask", [[[0.0, -1e9, 0.0]], [[1, 1, 2]], [[[1, 1, 1]]], [[float("nan"), 1, 1]], "ones"])
+def test_a_mask_that_is_none_says_what_fits(mask: Any) -> None:
+    with pytest.raises(SinkscopeError, match="attention_mask: 1 for each token and 0 for padding are needed"):
+        token_data({"input_ids": [[3, 4, 5]], "attention_mask": mask}, None)
+
+
+def test_positions_that_are_no_integers_say_what_fits() -> None:
+    with pytest.raises(SinkscopeError, match=r"^position_ids: integers, \[sequence, token\], are needed, not list"):
+        token_data({"input_ids": [[3, 4]], "position_ids": [[0.0, 1.0]]}, None)
 
 
 def test_first_token_is_the_first_valid_one(tiny_model: Any) -> None:
