@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Scan
+from conftest import Scan, make_model
 from families import tiny_model
 from models import random_ids, tiny
 from tiers import slow_but
@@ -225,6 +225,12 @@ def test_rows_that_are_no_sequences_are_left_out_and_that_is_said() -> None:
     assert len(run.measured["modules"]) == 0
     assert "Modules: no linear module reads this stream's tokens one by one." in run.summary.streams["text"].in_words
     assert any(text.startswith("--measure modules leaves out") for text in run.manifest.warnings)
+
+
+def test_datasets_stand_in_the_order_of_the_data(tokenizer: Any) -> None:
+    asked = {"data": ["prose", "code", "random"], "seq_len": 8, "num_sequences": 2, "measure": "modules"}
+    run = sinkscope.scan(make_model(), tokenizer=tokenizer, self_check=False, **asked)
+    assert list(run.measured["modules"]["domain"].unique()) == list(run.heads["domain"].unique()) == asked["data"]
 
 
 def test_modules_that_are_left_out_are_named() -> None:

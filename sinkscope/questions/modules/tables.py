@@ -89,7 +89,8 @@ def module_table(domains: list[Domain], sites: list[Site], spelled: Callable[[in
     table = pd.DataFrame(rows, columns=[*keys, *RUN_COLUMNS[TABLE]])
     words = dict.fromkeys(("domain", "stream", "module", "amax_token"), "string")
     table = table.astype({**words, "layer": "Int64", "amax_position": "Int64"})
-    order = np.lexsort((table["module"], table["layer"].fillna(-1), table["stream"].fillna(""), table["domain"]))
+    places = table["domain"].map({domain.name: place for place, domain in enumerate(domains)})
+    order = np.lexsort((table["module"], table["layer"].fillna(-1), table["stream"].fillna(""), places))
     table = table.iloc[order].reset_index(drop=True)
     return table if len(domains) > 1 else table.drop(columns="domain")
 
