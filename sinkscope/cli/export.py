@@ -108,7 +108,7 @@ def table_of(
     loaded = [load_run(path) for path in runs]
     whole = chosen.sources and not (level or metric)
     table = sources_table(loaded) if whole else paper_table(loaded, level, metric)
-    return chosen.write(replace(table, caption=caption, label=label))
+    return chosen.written(replace(table, caption=caption, label=label))
 
 
 def check_floating(chosen: Format | None, caption: str | None, label: str | None) -> None:

@@ -118,8 +118,15 @@ class Question:
         return f"{option.help} For --measure {self.name}."
 
     def part(self, name: str) -> ModuleType | None:
-        """The module `name` of its folder; None where it has none."""
-        return import_module(f"{self.module}.{name}") if find_spec(f"{self.module}.{name}") else None
+        """The module `name` of its folder; None where it has none. Raises SinkscopeError where it has no folder."""
+        try:
+            found = find_spec(f"{self.module}.{name}")
+        except ModuleNotFoundError:
+            raise SinkscopeError(
+                f"--measure {self.name}: {self.module} is no folder of modules: declare the question in the "
+                "__init__.py of one"
+            ) from None
+        return import_module(f"{self.module}.{name}") if found else None
 
     def need(self, name: str) -> ModuleType:
         """The module `name` of its folder. Raises SinkscopeError where it has none."""

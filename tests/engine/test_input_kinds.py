@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -66,6 +67,25 @@ def wanted(given: Any = None, specs: tuple[str, ...] | None = None, **settings: 
     """A request for data handed over in Python, or for SPECs."""
     kind = None if given is None else "an object"
     return make_request(model="m", data=specs, given=kind, **settings).reading(given)
+
+
+class Unread(InputKind):
+    """Lacks `read`."""
+
+    name: ClassVar[str] = "unread"
+
+    @classmethod
+    def asked_for(cls, request: Request) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("kind", "said"), [("Unread", "not complete"), ("wanted", "not a subclass of InputKind")])
+def test_a_package_s_kind_that_is_none_is_refused(kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("mine", f"{__name__}:{kind}", INPUT_KINDS.group)
+    installed = {INPUT_KINDS.group: {"mine": [entry]}}
+    monkeypatch.setattr("sinkscope.lookup._entries", lambda group, paths: installed.get(group, {}))
+    with pytest.raises(SinkscopeError, match=f"^kind of input mine: .* is {said}"):
+        check_asked(wanted(specs=("prose",)))
 
 
 @pytest.mark.usefixtures("bytes_kind")

@@ -1023,10 +1023,10 @@ def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytes
     assert rows.loc["scaled:0.5", "increase"] != 0
 
 
-def read_packaged(rest: str) -> Arm:
+def read_packaged(rest: str) -> Any:
     if not rest:
         raise sinkscope.SinkscopeError("no factor")
-    return ScaledValues(float(rest))
+    return None if rest == "none" else ScaledValues(float(rest))
 
 
 def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1040,6 +1040,10 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
         read_arm("packaged:")
     with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; choose one of heads, .*, map, packaged$"):
         read_arm("packed:2")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:two': .*'s reader fails: could not convert"):
+        read_arm("packaged:two")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:none': .*'s reader returns no Arm, but NoneType"):
+        read_arm("packaged:none")
 
 
 # The experiment and the commands

@@ -273,7 +273,12 @@ MINE = """
 from sinkscope.present.paper.format import Format
 def write(table):
     return "mine: " + ", ".join(column.name for column in table.columns)
+def fail(table):
+    raise ZeroDivisionError("no columns")
 FORMAT = Format("mine", (".mine",), write)
+FAILS = Format("mine", (".mine",), fail)
+EMPTY = Format("mine", (".mine",), lambda table: None)
+ONE = Format("mine", ".mine", write)
 NONE = "no format"
 """
 
@@ -311,12 +316,29 @@ def test_another_package_adds_a_format(tmp_path: Path, install: Callable[[str, s
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [("mine", "NONE", "outside's .*:NONE is not a Format"), ("other", "FORMAT", "is not a Format of that name"),
+     ("mine", "ONE", "is not a Format whose extensions are a tuple"),
      ("mine", "ABSENT", "outside does not load"), ("latex", "FORMAT", "declared by sinkscope and by outside")],
 )  # fmt: skip
 def test_a_bad_format_is_refused(name: str, value: str, said: str, install: Callable[[str, str], None]) -> None:
     install(name, value)
     with pytest.raises(SinkscopeError, match=said):
         FORMATS[name]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("FAILS", "--format mine: outside fails: no columns"),
+        ("EMPTY", "--format mine: outside returns NoneType, not str"),
+    ],
+)
+def test_a_format_that_writes_nothing_is_named(
+    value: str, said: str, tmp_path: Path, install: Callable[[str, str], None]
+) -> None:
+    install("mine", value)
+    scanned().save(tmp_path / "run")
+    refused = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--metric", "bos_mass", "--format", "mine"])
+    assert (refused.exit_code, refused.stderr) == (2, f"sinkscope: error: {said}\n")
 
 
 @pytest.mark.slow

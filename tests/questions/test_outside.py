@@ -154,6 +154,13 @@ def test_an_option_refuses_what_it_does_not_take(given: object, told: str) -> No
         Option("bar", 0.3, "What it is.", least=0, most=1).read(given)
 
 
+def test_a_question_of_a_module_that_is_no_folder_is_refused() -> None:
+    from sinkscope.errors import SinkscopeError
+
+    with pytest.raises(SinkscopeError, match=r"--measure mine: json\.decoder is no folder of modules"):
+        Question("mine", "what?", "json.decoder", ()).part("measure")
+
+
 def test_a_question_without_parts_offers_none() -> None:
     question = Question("bare", "why?", "json", ())
     assert question.part("section") is None

@@ -6,6 +6,8 @@ The engine asks the kinds in order and knows none of them by name. A package add
 
 from __future__ import annotations
 
+from inspect import isabstract
+
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
@@ -13,6 +15,13 @@ from sinkscope.lookup import Lookup
 from sinkscope.runs.request import Request
 
 __all__ = ["INPUT_KINDS", "InputKind", "Reading", "check_asked", "claim", "kind_asked_for"]
+
+
+def _lacks(name: str, kind: object) -> str | None:
+    if not isinstance(kind, type) or not issubclass(kind, InputKind):
+        return "a subclass of InputKind"
+    return "complete: a kind of input defines name, asked_for and read" if isabstract(kind) else None
+
 
 _HERE = "sinkscope.engine.input_kinds"
 INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
@@ -26,7 +35,7 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
         "text": f"{_HERE}.text:TextInput",
     },
     "sinkscope.input_kinds",
-    lambda name, kind: None if isinstance(kind, type) and issubclass(kind, InputKind) else "a subclass of InputKind",
+    _lacks,
 )
 """The first that claims a request answers it; the last two leave none unclaimed. Kinds from outside are asked first."""
 

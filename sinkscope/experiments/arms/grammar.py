@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.lookup import Lookup, a_function
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def arm_kind(name: str, grammar: str, source: str) -> Callable[[Reader], Reader]
     """
 
     def declare(read: Reader) -> Reader:
-        READERS.add(name, read)
+        READERS.add(name, read, read.__module__)
         KINDS[name] = ArmKind(name, grammar, " ".join((read.__doc__ or "").split()), source)
         return read
 
@@ -168,15 +168,29 @@ def arm_kind(name: str, grammar: str, source: str) -> Callable[[Reader], Reader]
 
 
 def read_arm(text: str) -> Arm:
-    """Reads one arm. Raises SinkscopeError for an unknown kind, or a rest that its kind cannot read."""
+    """Reads one arm. Raises SinkscopeError for an unknown kind, a rest that its kind cannot read, and another package's
+    reader that fails or returns no arm."""
+    from sinkscope.experiments.arms.arm import Arm
+
     name, _, rest = text.partition(":")
     if name not in READERS:
         raise SinkscopeError(f"--arm {text!r}: no such kind of arm; choose one of {', '.join(READERS)}")
     read = READERS[name]
     try:
-        return read(rest)
+        arm = read(rest)
     except SinkscopeError as error:
         raise SinkscopeError(f"--arm {text!r}: {error}; write {written(name)}") from None
+    except Exception as error:
+        if READERS.ships(name):
+            raise
+        raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader fails: {first_line(error)}") from error
+    if not isinstance(arm, Arm):
+        raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader returns no Arm, but {type(arm).__name__}")
+    return arm
+
+
+def _owner(name: str) -> str:
+    return " and ".join(READERS.owners(name))
 
 
 def written(name: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.lookup import Lookup, of_that_name
 
 if TYPE_CHECKING:
@@ -42,13 +43,34 @@ class Format:
     binary: bool = False
     sources: bool = False
 
+    def written(self, table: PaperTable) -> str | bytes:
+        """What `write` makes of the table. Raises SinkscopeError where another package's fails, or makes no text or
+        bytes."""
+        owner = " and ".join(FORMATS.owners(self.name))
+        try:
+            content = self.write(table)
+        except Exception as error:
+            if isinstance(error, SinkscopeError) or FORMATS.ships(self.name):
+                raise
+            raise SinkscopeError(f"--format {self.name}: {owner} fails: {first_line(error)}") from error
+        if not isinstance(content, bytes if self.binary else str):
+            kind = "bytes" if self.binary else "str"
+            raise SinkscopeError(f"--format {self.name}: {owner} returns {type(content).__name__}, not {kind}")
+        return content
+
+
+def _lacks(name: str, thing: object) -> str | None:
+    if isinstance(thing, Format) and isinstance(thing.extensions, str):
+        return "a Format whose extensions are a tuple of texts"
+    return of_that_name(Format)(name, thing)
+
 
 _BUILT_IN = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "formats")])]
 FORMATS: Lookup[Format] = Lookup(
     "--format",
     {name: f"sinkscope.present.paper.formats.{name}:FORMAT" for name in _BUILT_IN},
     "sinkscope.export_formats",
-    of_that_name(Format),
+    _lacks,
 )
 """Every format, built-in ones first."""
 
