@@ -232,6 +232,7 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
         "fingerprint": corpus.fingerprint,
         "sequences": len(corpus.ids),
         "seq_len": int(corpus.ids.shape[1]),
+        "shortest": _shortest(corpus),
         "bos": corpus.bos,
         "joined": corpus.joined,
         "dropped": corpus.dropped,
@@ -239,6 +240,12 @@ def _corpus_facts(corpus: Corpus, reading: Reading) -> dict[str, Any]:
         "passages": corpus.passages,
         "first_token": first_token([corpus.ids], reading.rules, reading.tokenizer),
     }
+
+
+def _shortest(corpus: Corpus) -> int | None:
+    """Tokens of the shortest sequence, where one is shorter than the others: ids are -1 past a sequence's end."""
+    shortest = int((corpus.ids >= 0).sum(1).min())
+    return shortest if shortest < corpus.ids.shape[1] else None
 
 
 def _site_facts(site: Site) -> dict[str, Any]:

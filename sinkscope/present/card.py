@@ -15,7 +15,7 @@ from sinkscope.present.text import answers, markdown_cell, printable, run_id
 from sinkscope.runs.atlas import Entry, atlas, atlas_table, run_names
 from sinkscope.runs.catalogue import IN_TABLES, refuse_mixed
 from sinkscope.runs.folder import parquet_bytes
-from sinkscope.runs.per_sequence import counted, domains
+from sinkscope.runs.per_sequence import counted, domains, queries_of, spread
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
@@ -94,7 +94,7 @@ def _cells(entry: Entry) -> list[str]:
     counts = f"{values['dormant']} of {values['heads']} ({values['dormant_rule']})"
     return [
         markdown_cell(_place(entry)),
-        str(values["tokens"]),
+        spread(queries_of(entry.run, entry.domain, values["tokens"])),
         str(values["sequences"]),
         *shown,
         markdown_cell(counts),
@@ -194,8 +194,8 @@ def _badge_words(entries: list[Entry]) -> str:
     if not measured:
         return "sink rate unknown"
     ends = dict.fromkeys(fixed(rate, 1) for rate in (measured[0], measured[-1]))
-    lengths = sorted({entry.values["tokens"] for entry in entries})
-    return f"sink rate {' to '.join(ends)} % at T = {' to '.join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))}"
+    lengths = [n for entry in entries for n in queries_of(entry.run, entry.domain, entry.values["tokens"])]
+    return f"sink rate {' to '.join(ends)} % at T = {spread(lengths)}"
 
 
 # Runs as a dataset folder of the model hub: a Parquet file for each table, all runs in it, and the dataset's card.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
-from sinkscope.runs.per_sequence import cells, counted, domains, metric_names
+from sinkscope.runs.per_sequence import cells, counted, domains, metric_names, tokens_of
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass
 
@@ -171,7 +171,7 @@ def model_labels(runs: list[Run]) -> list[str]:
     names = [run.manifest.model.shown for run in runs]
     told = [
         [str(run.manifest.model.dtype) for run in runs],
-        [" and ".join(dict.fromkeys(f"T = {data.seq_len}" for data in domains(run))) for run in runs],
+        [" and ".join(dict.fromkeys(f"T = {tokens_of(data)}" for data in domains(run))) for run in runs],
         [" and ".join(data.domain for data in domains(run)) for run in runs],
         [f"run {number}" for number in range(1, len(runs) + 1)],
     ]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.runs.words import sequences_of_tokens
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -29,6 +30,16 @@ class Known(Protocol):
 
     domain: str
     fingerprint: str
+
+
+class Sized(Protocol):
+    """The lengths of the sequences of a domain, as a manifest or a baseline knows them."""
+
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def shortest(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -124,10 +135,28 @@ def sequences_of(run: Run, data: DomainFacts) -> int:
 
 def counted(run: Run, data: DomainFacts) -> str:
     """`32 sequences of 256 tokens`; of an interrupted run, how many of how many."""
-    done = sequences_of(run, data)
-    of = "" if run.manifest.complete else f" of {data.sequences}"
-    why = "" if run.manifest.complete else " (interrupted)"
-    return f"{done}{of} sequences of {data.seq_len} tokens{why}"
+    if run.manifest.complete:
+        return sequences_of_tokens(data.sequences, tokens_of(data))
+    return f"{sequences_of(run, data)} of {sequences_of_tokens(data.sequences, tokens_of(data))} (interrupted)"
+
+
+def tokens_of(data: Sized) -> str:
+    """How many tokens the sequences have: `256`, or `33 to 100` where they differ."""
+    return spread([data.shortest or data.seq_len, data.seq_len])
+
+
+def spread(lengths: list[int]) -> str:
+    """`256`, or `33 to 100` where the lengths differ."""
+    return " to ".join(map(str, dict.fromkeys((min(lengths), max(lengths)))))
+
+
+def queries_of(run: Run, domain: str, longest: int) -> list[int]:
+    """How many queries the shortest and the longest sequence of a stream have. `longest`: those of the longest.
+
+    The shortest is recorded of the sequences that the model is given, and not of others that it makes itself.
+    """
+    data = next(data for data in run.manifest.data if data.domain == domain)
+    return [(data.shortest if longest == data.seq_len else None) or longest, longest]
 
 
 def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
-from sinkscope.runs.per_sequence import sequences_of
+from sinkscope.runs.per_sequence import sequences_of, tokens_of
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
@@ -88,7 +88,9 @@ class Run(ShownRun):
 
     def __repr__(self) -> str:
         """One line; `show()` gives a short table, `summary` the answer."""
-        data = ", ".join(f"{sequences_of(self, data)} x {data.seq_len} of {data.domain}" for data in self.manifest.data)
+        data = ", ".join(
+            f"{sequences_of(self, data)} x {tokens_of(data)} of {data.domain}" for data in self.manifest.data
+        )
         data += "" if self.manifest.complete else " (interrupted)"
         counts = [
             f"{stream.sink_heads} of {stream.heads} heads with a sink" for stream in self.summary.streams.values()

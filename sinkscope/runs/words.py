@@ -25,6 +25,11 @@ def first_mass(*firsts: FirstToken) -> str:
     return "BOS mass" if firsts and all(first.is_bos for first in firsts) else "first-token attention"
 
 
+def sequences_of_tokens(count: int, tokens: int | str) -> str:
+    """`32 sequences of 256 tokens`. `tokens`: of each."""
+    return f"{count} sequence{'s' * (count != 1)} of {tokens} tokens"
+
+
 def in_words(summary: StreamSummary, scores: list[str], normalised: bool, request: Request) -> list[str]:
     """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax; `normalised`: whether
     the rows of all of them are divided by their sum."""

@@ -22,6 +22,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.self_check import dense_map
 from sinkscope.metrics import registered
+from sinkscope.runs.per_sequence import counted
 
 EVERY = registered().asked(())
 LENGTHS = (70, 41)
@@ -98,6 +99,8 @@ def test_lists_of_unequal_length_are_padded_and_masked() -> None:
     rows = [random_ids(1, 30)[0].tolist(), random_ids(1, 20, seed=5)[0].tolist()]
     run = sinkscope.scan(model, data=rows, batch_size=2, self_check=False)
     alone = sinkscope.scan(model, data=[rows[1]], self_check=False)
+    assert counted(run, run.manifest.data[0]) == "2 sequences of 20 to 30 tokens"
+    assert counted(alone, alone.manifest.data[0]) == "1 sequence of 20 tokens"
     own = run.sequences[(run.sequences["sequence"] == 1) & run.sequences["head"].notna()]
     expected = alone.sequences[alone.sequences["head"].notna()]
     assert_close(own["bos_mass"].to_numpy(), expected["bos_mass"].to_numpy(), "bos_mass", 1e-5, 1e-6)

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 import sinkscope
 from sinkscope import SinkscopeError
+from sinkscope.present.terminal.run import render_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 
@@ -162,6 +163,11 @@ def test_sequences_of_several_lengths_give_the_tables_of_one_scan() -> None:
         sinkscope.scan(model, data=long).length_curve.query("length == 100")["sink_score"],
         rtol=1e-5,
     )
+    assert run.manifest.data[0].shortest == 80
+    assert "2 x 80 to 100 of watched" in repr(run)
+    screen = render_run(run)
+    assert "watched: 2 sequences of 80 to 100 tokens\n" in screen
+    assert "\nT = 80 to 100 " in screen
 
 
 @pytest.mark.slow

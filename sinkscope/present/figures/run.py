@@ -17,7 +17,7 @@ from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
-from sinkscope.runs.per_sequence import domains, sequences_of
+from sinkscope.runs.per_sequence import domains, sequences_of, tokens_of
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _measured(run: Run, rows: pd.DataFrame) -> str:
     """The number of sequences and tokens, the precision and the text that were measured: a title's line, or two."""
     first = rows["domain"].iloc[0] if "domain" in rows else domains(run)[0].domain
     data = next(facts for facts in domains(run) if facts.domain == first)
-    size = f"{sequences_of(run, data)} x {data.seq_len} tokens, {run.manifest.model.dtype}"
+    size = f"{sequences_of(run, data)} x {tokens_of(data)} tokens, {run.manifest.model.dtype}"
     line = f"{size}, {printable(data.domain)}"
     return line if len(line) <= TITLE else f"{size}\n{_end(data.domain)}"
 

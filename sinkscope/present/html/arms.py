@@ -10,6 +10,7 @@ from sinkscope.present.html.svg import ticks
 from sinkscope.present.numbers import MISSING, estimate, fixed, interval, is_missing, probability, significant
 from sinkscope.present.text import printable
 from sinkscope.runs.saved.arms_table import UNABLATED
+from sinkscope.runs.words import sequences_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ def arms_view(arms: SavedArms) -> dict[str, Any]:
     return {
         "folder": arms.path.name,
         "loss": estimate(loss["loss"], loss["loss_sem"], 4),
-        "text": f"{data.spec}, {data.sequences} sequences of {data.seq_len} tokens",
+        "text": f"{data.spec}, {sequences_of_tokens(data.sequences, data.seq_len)}",
         "held_out": arms.facts.run is not None,
         "computed": f"{arms.facts.model.dtype} on {arms.facts.model.device}",
         "rows": [

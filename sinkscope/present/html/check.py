@@ -10,6 +10,8 @@ from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart
 from sinkscope.present.numbers import MISSING, probability, signed, significant
 from sinkscope.present.text import shortened
 from sinkscope.present.verdict import allowed_by, by_size, headline, times_allowed, where
+from sinkscope.runs.per_sequence import tokens_of
+from sinkscope.runs.words import sequences_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,7 +146,7 @@ def _facts(*runs: BaselineFile | Manifest) -> list[tuple[str, str, str]]:
         facts.append({
             "model": model.shown, "revision": model.revision or MISSING,
             "weights SHA-256": model.weights_sha256 or MISSING, "computed in": f"{model.dtype} on {model.device}",
-            "data": "; ".join(f"{data.domain}: {data.sequences} sequences of {data.seq_len} tokens"
+            "data": "; ".join(f"{data.domain}: {sequences_of_tokens(data.sequences, tokens_of(data))}"
                               for data in run.data),
             "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
             "made by": f"sinkscope {run.sinkscope}",

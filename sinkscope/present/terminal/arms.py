@@ -12,6 +12,7 @@ from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import WIDTH, next_command, printable, wrapped
 from sinkscope.runs.saved.arms_table import compared_layers
+from sinkscope.runs.words import sequences_of_tokens
 
 if TYPE_CHECKING:
     from sinkscope.runs.saved.ablation import Ablation
@@ -72,7 +73,7 @@ def _opening(arms: Arms) -> list[str]:
     loss = arms.table.iloc[0]
     told = (
         f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats per token on "
-        f"{printable(data['spec'])}, {data['sequences']} sequences of {data['seq_len']} tokens{read}"
+        f"{printable(data['spec'])}, {sequences_of_tokens(data['sequences'], data['seq_len'])}{read}"
     )
     return [*wrapped(told, rest="  "), ""]
 
@@ -160,7 +161,7 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
     data = ablation.facts["data"]
     told = (
         f"{printable(ablation.facts['model']['id'])}: loss in nats per token on {printable(data['spec'])}, "
-        f"{data['sequences']} sequences of {data['seq_len']} tokens that the run did not read"
+        f"{sequences_of_tokens(data['sequences'], data['seq_len'])} that the run did not read"
     )
     lines = [*wrapped(told, rest="  "), ""]
     lines += _fitted([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])

@@ -35,7 +35,7 @@ from sinkscope.present.terminal.table import (
     table,
 )
 from sinkscope.present.text import first_token, next_command, printable
-from sinkscope.runs.per_sequence import counted, sequences_of
+from sinkscope.runs.per_sequence import counted, queries_of, sequences_of, spread
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing
 
@@ -57,7 +57,7 @@ OPEN = 0.1
 def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: str | None = None) -> str:
     """The whole screen of one run as a string, with ANSI codes only if `color` names a colour system."""
     parts: list[RenderableType] = [_title(run)]
-    mass = first_mass(run.summary.first_token)
+    mass, only = first_mass(run.summary.first_token), run.manifest.data[0].domain
     for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary.streams) > 1:
@@ -67,7 +67,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         else:
             parts += [
                 _answers(summary),
-                _rates(summary, run.summary.epsilon),
+                _rates(summary, spread(queries_of(run, only, summary.tokens_per_sequence)), run.summary.epsilon),
                 *_unsaid(summary),
                 *undecided(run, heads),
             ]
@@ -128,8 +128,11 @@ def _across_domains(summary: StreamSummary) -> list[Text]:
     return [Text(printable(sentence), style="bold") for sentence in sentences]
 
 
-def _rates(summary: StreamSummary, epsilon: float) -> Table:
-    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention."""
+def _rates(summary: StreamSummary, tokens: str, epsilon: float) -> Table:
+    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention.
+
+    `tokens`: how many queries the sequences have.
+    """
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
@@ -140,7 +143,7 @@ def _rates(summary: StreamSummary, epsilon: float) -> Table:
         return [label, *shown, mean, fixed(values(base), 3)]
 
     mean = fixed(summary.sink_score.mean, 3)
-    rows = [row(f"T = {summary.tokens_per_sequence}", lambda prefix: prefix.T, mean)]
+    rows = [row(f"T = {tokens}", lambda prefix: prefix.T, mean)]
     if base.t64 is not None:
         rows.append(row("first 64", lambda prefix: prefix.t64, ""))
     return table(
@@ -265,8 +268,9 @@ def render_models(runs: Sequence[Run]) -> str:
                 text = domain if len(streams) == 1 else f"{domain}, {stream}"
                 rate = summary.sink_rate_percent[f"{run.summary.epsilon:g}"].T
                 rows.append((
-                    printable(run.manifest.model.shown), printable(text), str(summary.tokens_per_sequence),
-                    str(summary.heads), str(summary.sink_heads), fixed(rate, 1), fixed(summary.sink_score.mean, 3),
+                    printable(run.manifest.model.shown), printable(text),
+                    spread(queries_of(run, domain, summary.tokens_per_sequence)), str(summary.heads),
+                    str(summary.sink_heads), fixed(rate, 1), fixed(summary.sink_score.mean, 3),
                     str(summary.dormant.count),
                 ))  # fmt: skip
     return "\n".join(["", "all models", *aligned(rows, left=2), ""])

@@ -55,6 +55,8 @@ class BaselineDomain(Record):
     """Number of sequences."""
     seq_len: int
     """Tokens of the longest sequence."""
+    shortest: int | None = None
+    """Tokens of the shortest sequence; null where all have `seq_len` tokens, and for runs that did not record it."""
 
 
 class BaselineLevel(Record):

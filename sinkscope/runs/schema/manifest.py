@@ -115,6 +115,8 @@ class DomainFacts(Record):
     """Number of sequences."""
     seq_len: int
     """Tokens of the longest sequence."""
+    shortest: int | None = None
+    """Tokens of the shortest sequence; null where all have `seq_len` tokens, and for runs that did not record it."""
     bos: str
     """How the first token was chosen: auto, always or never; for input that is no text, what takes its place."""
     joined: int = 0
