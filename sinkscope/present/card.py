@@ -12,7 +12,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.text import answers, markdown_cell, printable, run_id
-from sinkscope.runs.atlas import Entry, atlas, atlas_table, run_names
+from sinkscope.runs.atlas import RATES, Entry, atlas, atlas_table, run_names
 from sinkscope.runs.catalogue import IN_TABLES, refuse_mixed
 from sinkscope.runs.folder import parquet_bytes
 from sinkscope.runs.per_sequence import counted, domains, queries_of, spread
@@ -195,7 +195,7 @@ def _badge_words(entries: list[Entry]) -> str:
         return "sink rate unknown"
     ends = dict.fromkeys(fixed(rate, 1) for rate in (measured[0], measured[-1]))
     lengths = [n for entry in entries for n in queries_of(entry.run, entry.domain, entry.values["tokens"])]
-    return f"sink rate {' to '.join(ends)} % at T = {spread(lengths)}"
+    return f"sink rate {' to '.join(ends)} % (alpha_0 > {RATES['sink_rate'][0]}) at T = {spread(lengths)}"
 
 
 # Runs as a dataset folder of the model hub: a Parquet file for each table, all runs in it, and the dataset's card.

@@ -92,7 +92,7 @@ def test_the_badge_says_the_sink_rate() -> None:
     run = scanned()
     rate = f"{run.summary.streams['text'].sink_rate_percent['0.3'].T:.1f}"
     root = ElementTree.fromstring(render_badge(run))
-    assert root.attrib["aria-label"] == f"attention sinks: sink rate {rate} % at T = 48"
+    assert root.attrib["aria-label"] == f"attention sinks: sink rate {rate} % (alpha_0 > 0.3) at T = 48"
     assert [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")][0:1] == ["attention sinks"]
     run.summary.streams["text"].uniform_alpha_0.T = 0.9
     assert ">sink rate unknown<" in render_badge(run)
