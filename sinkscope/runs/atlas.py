@@ -15,9 +15,8 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import by_old_alpha, mixed, table_columns
 from sinkscope.runs.papers import PublishedNumber, Setting, kind_of_text, numbers_of
-from sinkscope.runs.per_sequence import not_shares
+from sinkscope.runs.per_sequence import not_shares, tells_sinks
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
-from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -143,7 +142,7 @@ def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
         return values
     mass = entry.rows_of("heads")["bos_mass"].dropna()
     return values | {
-        **{name: _rate(summary, threshold, prefix) for name, (threshold, prefix) in RATES.items()},
+        **{name: _rate(entry, summary, threshold, prefix) for name, (threshold, prefix) in RATES.items()},
         "uniform_alpha_0": summary.uniform_alpha_0.T,
         "alpha_0": summary.sink_score.mean, "alpha_0_sem": summary.sink_score.sem,
         "bos_mass": summary.bos_mass.mean, "bos_mass_sem": summary.bos_mass.sem,
@@ -151,15 +150,15 @@ def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rate(summary: StreamSummary, threshold: str, prefix: str) -> float | None:
+def _rate(entry: Entry, summary: StreamSummary, threshold: str, prefix: str) -> float | None:
     """A sink rate; None where it says nothing about sinks."""
 
     def at(values: PrefixValues) -> float | None:
         return values.T if prefix == "T" else values.t64
 
     known = threshold in summary.sink_rate_percent
-    empty = not known or says_nothing(at(summary.uniform_alpha_0), float(threshold))
-    return None if empty else at(summary.sink_rate_percent[threshold])
+    told = known and tells_sinks(entry.run, entry.stream, at(summary.uniform_alpha_0), float(threshold))
+    return at(summary.sink_rate_percent[threshold]) if told else None
 
 
 def _states(entry: Entry, summary: StreamSummary) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
-from sinkscope.runs.per_sequence import cells, counted, domains, metric_names, tokens_of
+from sinkscope.runs.per_sequence import THRESHOLDED, cells, counted, domains, metric_names, not_shares, tokens_of
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass
 
@@ -81,8 +81,13 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
             )
     refuse_mixed([name.removeprefix("mean_") for name in names], [run.manifest for run in runs])
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
-    frames = [build(run, level, names).assign(model=label) for run, label in zip(runs, model_labels(runs), strict=True)]
+    frames = [
+        _told(run, build(run, level, names)).assign(model=label)
+        for run, label in zip(runs, model_labels(runs), strict=True)
+    ]
     frame = pd.concat(frames, ignore_index=True)
+    if metrics is None:
+        names = [name for name in names if frame[name].notna().any()]
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
     droppable = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
     keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
@@ -101,9 +106,12 @@ def sources_table(runs: list[Run]) -> PaperTable:
     return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
+ENDS = ("", "_sem", "_low", "_high")
+"""What a metric's columns of the frame end in."""
+
+
 def _value_columns(columns: list[PaperColumn]) -> list[str]:
-    ends = ("", "_sem", "_low", "_high")
-    return [f"{column.name}{end}" for column in columns for end in (ends if column.interval else ends[:1])]
+    return [f"{column.name}{end}" for column in columns for end in (ENDS if column.interval else ENDS[:1])]
 
 
 def _has(run: Run, level: str, name: str) -> bool:
@@ -134,6 +142,15 @@ def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
             count = _measured(run, frame, source.removeprefix("mean_") if level == "layer" else source)
             _add_interval(frame, name, table[source], table[f"{source}_sem"], count)
     return frame
+
+
+def _told(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows without what holds other scores than a softmax's against the sink threshold: they are no shares."""
+    unjudged = frame["stream"].isin(list(not_shares(run)))
+    if not unjudged.any():
+        return frame
+    held = [f"{start}{name}{end}" for start in ("", "mean_") for name in THRESHOLDED for end in ENDS]
+    return frame.assign(**{name: frame[name].mask(unjudged) for name in held if name in frame})
 
 
 def _measured(run: Run, frame: pd.DataFrame, metric: str) -> np.ndarray:

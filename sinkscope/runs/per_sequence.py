@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.words import sequences_of_tokens
+from sinkscope.runs.words import says_nothing, sequences_of_tokens
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -90,6 +90,16 @@ def not_shares(run: Run) -> dict[str, list[str]]:
     for site in run.manifest.attention:
         scores.setdefault(site.stream, set()).add(site.score)
     return {stream: sorted(names) for stream, names in scores.items() if names != {"softmax"}}
+
+
+THRESHOLDED = ("sink_rate", "sink_rate_t64", "sinks_per_sequence", "sink_elsewhere", "sink_heads")
+"""The columns that hold attention against the sink threshold."""
+
+
+def tells_sinks(run: Run, stream: str, uniform: float | None, threshold: float) -> bool:
+    """Whether passing a threshold is a sign of a sink in the stream: its scores are a softmax's, and uniform attention,
+    whose alpha_0 is `uniform`, does not pass it."""
+    return stream not in not_shares(run) and not says_nothing(uniform, threshold)
 
 
 def metric_names(run: Run) -> tuple[list[str], list[str]]:

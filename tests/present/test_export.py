@@ -182,6 +182,24 @@ def test_bibtex_of_a_run_cites_every_paper_behind_its_metrics() -> None:
     assert len(set(re.findall(r"@misc\{arxiv([\d-]+)", text))) >= 8
 
 
+@pytest.mark.parametrize("level", ["head", "layer", "model"])
+def test_no_threshold_is_held_against_what_is_no_share(level: str) -> None:
+    """Weights of relu attention have no common scale, so that neither the screen nor a table tells their sinks."""
+    raw, names = scanned(), {"layer": ["sink_rate", "sink_heads"]}.get(level, ["sink_rate", "sinks_per_sequence"])
+    for site in raw.manifest.attention:
+        site.score = "relu"
+    frame = paper_table([scanned(), raw], level, names).frame
+    for name in names:
+        assert frame.groupby("model", sort=False)[name].apply(lambda own: own.notna().all()).tolist() == [True, False]
+        assert frame.groupby("model", sort=False)[name].apply(lambda own: own.isna().all()).tolist() == [False, True]
+    assert not {"sink_rate", "sink_heads"} & {column.name for column in paper_table([raw], level).columns}
+    screen = render_run(raw)
+    assert "-: attention is relu, no softmax" in screen
+    assert "\nT = 48        -        -        -        - " in screen
+    assert "no sink" not in screen
+    assert "with a sink" not in screen
+
+
 def test_heads_for_tools() -> None:
     run = scanned()
     run.heads["dormant"] = (run.heads["layer"] == 2) & (run.heads["head"] != 1)

@@ -41,6 +41,6 @@ def make_run(heads: int = 3, token: str = "<s>", domains: tuple[str, ...] = ()) 
         device="cpu", **{"class": "TinyModel"},
     )  # fmt: skip
     data = DomainFacts(domain="prose", spec="prose", fingerprint="", sequences=4, seq_len=32, bos="auto")
-    manifest = Manifest.model_construct(model=model, data=[data])
+    manifest = Manifest.model_construct(model=model, data=[data], attention=[])
     empty = pd.DataFrame()
     return Run(pd.DataFrame(rows), empty, empty, empty, empty, summary, manifest)

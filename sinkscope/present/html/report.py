@@ -15,7 +15,7 @@ from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart,
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.paper_table import model_labels
-from sinkscope.runs.per_sequence import counted
+from sinkscope.runs.per_sequence import counted, tells_sinks
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -206,9 +206,11 @@ def _domains(run: Run) -> list[dict[str, Any]]:
     rows = []
     for name, domain in run.summary.domains.items():
         for stream, summary in domain.streams.items():
-            epsilon = f"{run.summary.epsilon:g}"
+            epsilon = run.summary.epsilon
+            told = tells_sinks(run, stream, summary.uniform_alpha_0.T, epsilon)
             rows.append({
-                "domain": name, "stream": stream, "sink_rate": summary.sink_rate_percent[epsilon].T,
+                "domain": name, "stream": stream,
+                "sink_rate": summary.sink_rate_percent[f"{epsilon:g}"].T if told else None,
                 "bos_mass": summary.bos_mass.mean, "entropy": summary.entropy.mean,
                 "dormant": summary.dormant.count, "heads": summary.heads,
             })  # fmt: skip

@@ -35,7 +35,7 @@ from sinkscope.present.terminal.table import (
     table,
 )
 from sinkscope.present.text import first_token, next_command, printable
-from sinkscope.runs.per_sequence import counted, queries_of, sequences_of, spread
+from sinkscope.runs.per_sequence import counted, not_shares, queries_of, sequences_of, spread, tells_sinks
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import first_mass, says_nothing
 
@@ -58,6 +58,7 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
     """The whole screen of one run as a string, with ANSI codes only if `color` names a colour system."""
     parts: list[RenderableType] = [_title(run)]
     mass, only = first_mass(run.summary.first_token), run.manifest.data[0].domain
+    unjudged = not_shares(run)
     for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary.streams) > 1:
@@ -67,15 +68,18 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
         else:
             parts += [
                 _answers(summary),
-                _rates(summary, spread(queries_of(run, only, summary.tokens_per_sequence)), run.summary.epsilon),
-                *_unsaid(summary),
-                *undecided(run, heads),
+                _rates(run, stream, spread(queries_of(run, only, summary.tokens_per_sequence))),
+                *_unsaid(run, stream),
+                *([] if stream in unjudged else undecided(run, heads)),
             ]
         parts += _across_domains(summary)
         maps = _domains(heads)
         for place, (domain, rows) in enumerate(maps if len(maps) <= FEW else []):
             parts += [_heat_map(rows, domain, mass, width, color is not None)]
-            parts += [_strongest(rows, mass, run.summary.epsilon), *([Text(COLUMNS)] if place == 0 else [])]
+            parts += [
+                _strongest(rows, mass, None if stream in unjudged else run.summary.epsilon),
+                *([Text(COLUMNS)] if place == 0 else []),
+            ]
             parts += token_rows(run, stream, domain)
         if len(maps) > FEW:
             parts.append(Text(f"\nno maps of so many datasets ({len(maps)}): heads.csv has every head", style="bold"))
@@ -128,16 +132,17 @@ def _across_domains(summary: StreamSummary) -> list[Text]:
     return [Text(printable(sentence), style="bold") for sentence in sentences]
 
 
-def _rates(summary: StreamSummary, tokens: str, epsilon: float) -> Table:
-    """Sink rates at every threshold that uniform attention does not pass, and the alpha_0 of uniform attention.
+def _rates(run: Run, stream: str, tokens: str) -> Table:
+    """Sink rates at every threshold that tells sinks, and the alpha_0 of uniform attention.
 
     `tokens`: how many queries the sequences have.
     """
+    summary, epsilon = run.summary.streams[stream], run.summary.epsilon
     rates, base = summary.sink_rate_percent, summary.uniform_alpha_0
 
     def row(label: str, values: Callable[[PrefixValues], float | None], mean: str) -> list[str]:
         shown = [
-            MISSING if says_nothing(values(base), float(name)) else fixed(values(rate), 1)
+            fixed(values(rate), 1) if tells_sinks(run, stream, values(base), float(name)) else MISSING
             for name, rate in rates.items()
         ]
         return [label, *shown, mean, fixed(values(base), 3)]
@@ -156,8 +161,11 @@ def _rates(summary: StreamSummary, tokens: str, epsilon: float) -> Table:
     )
 
 
-def _unsaid(summary: StreamSummary) -> list[Text]:
+def _unsaid(run: Run, stream: str) -> list[Text]:
     """What a missing rate means, where one is missing."""
+    if scores := not_shares(run).get(stream):
+        return [Text(f"-: attention is {' and '.join(scores)}, no softmax, so that no rate says anything")]
+    summary = run.summary.streams[stream]
     base = summary.uniform_alpha_0
     passed = any(
         says_nothing(value, float(name)) for value in (base.T, base.t64) if value is not None
@@ -223,7 +231,8 @@ def _tenth(value: float) -> str:
     return str(min(9, int(10 * value))) if value >= 0.1 else "."
 
 
-def _strongest(heads: pd.DataFrame, mass: str, epsilon: float) -> Table:
+def _strongest(heads: pd.DataFrame, mass: str, epsilon: float | None) -> Table:
+    """The heads with the most attention on the first token. `epsilon`: None where no threshold tells a sink."""
     headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
     order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
     rows = [
@@ -232,10 +241,10 @@ def _strongest(heads: pd.DataFrame, mass: str, epsilon: float) -> Table:
          MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
         for row in order.to_dict("records")
     ]  # fmt: skip
-    sinks = int((order["sink_score"] > epsilon).sum())
-    what = (
-        "strongest sinks" if sinks == len(order) else f"most {mass}, {f'{sinks} with a sink' if sinks else 'no sink'}"
-    )
+    sinks = 0 if epsilon is None else int((order["sink_score"] > epsilon).sum())
+    what = "strongest sinks" if sinks == len(order) else f"most {mass}"
+    if epsilon is not None and sinks < len(order):
+        what += f", {f'{sinks} with a sink' if sinks else 'no sink'}"
     return table(f"{what} (mean ± standard error over sequences)", headers, rows, left=("layer.head", "pattern"))
 
 
@@ -266,7 +275,8 @@ def render_models(runs: Sequence[Run]) -> str:
         for domain, streams in (answers or {run.manifest.data[0].domain: run.summary.streams}).items():
             for stream, summary in streams.items():
                 text = domain if len(streams) == 1 else f"{domain}, {stream}"
-                rate = summary.sink_rate_percent[f"{run.summary.epsilon:g}"].T
+                told = tells_sinks(run, stream, summary.uniform_alpha_0.T, run.summary.epsilon)
+                rate = summary.sink_rate_percent[f"{run.summary.epsilon:g}"].T if told else None
                 rows.append((
                     printable(run.manifest.model.shown), printable(text),
                     spread(queries_of(run, domain, summary.tokens_per_sequence)), str(summary.heads),

@@ -14,6 +14,7 @@ from rich.text import Text
 from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
 from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
 from sinkscope.present.text import WIDTH, printable, shortened, wrapped
+from sinkscope.runs.per_sequence import tells_sinks
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
         place = MISSING
         if massive.max_abs is not None:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
-        rate = MISSING if says_nothing(summary.uniform_alpha_0.T, run.summary.epsilon) else fixed(rates.T, 1)
+        base = summary.uniform_alpha_0
+        shown = [
+            fixed(rate, 1) if tells_sinks(run, stream, uniform, run.summary.epsilon) else MISSING
+            for rate, uniform in ((rates.T, base.T), (rates.t64, base.t64))
+        ]
         rows.append((
-            printable(domain), rate, fixed(rates.t64, 1), fixed(summary.sink_score.mean, 3),
+            printable(domain), *shown, fixed(summary.sink_score.mean, 3),
             fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
         ))  # fmt: skip
     title = f"by dataset: sink rate in % at eps {name}, largest activation and its place"
