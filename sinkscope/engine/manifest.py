@@ -16,6 +16,7 @@ import numpy as np
 
 from sinkscope.capture import Plan, Site, keywords
 from sinkscope.capture.kernels.attend import TORCH, TRITON
+from sinkscope.capture.scores import normalises
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
@@ -249,5 +250,6 @@ def _shortest(corpus: Corpus) -> int | None:
 
 
 def _site_facts(site: Site) -> dict[str, Any]:
-    same = set(SiteFacts.model_fields) - {"module", "kind", "hides"}
-    return {name: getattr(site, name) for name in same} | {"module": site.name, "kind": asdict(site.kind)}
+    same = set(SiteFacts.model_fields) - {"module", "kind", "hides", "normalised"}
+    own = {"module": site.name, "kind": asdict(site.kind), "normalised": normalises(site.score)}
+    return {name: getattr(site, name) for name in same} | own

@@ -10,13 +10,21 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
-from sinkscope.runs.per_sequence import THRESHOLDED, cells, counted, domains, metric_names, not_shares, tokens_of
+from sinkscope.runs.per_sequence import (
+    THRESHOLDED,
+    cells,
+    counted,
+    domains,
+    metric_names,
+    not_shares,
+    tokens_of,
+    unit_in,
+)
 from sinkscope.runs.statistics import mean, sem, t_half_width
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
-    from sinkscope.runs.schema.manifest import Manifest
 
 
 LEVELS = ("head", "layer", "model")
@@ -91,7 +99,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     keys = [key for key in ("model", "domain", "stream", "layer", "head") if key in frame]
     droppable = {"model": level != "model" and len(runs) == 1, "domain": True, "stream": True}
     keys = [key for key in keys if not (droppable.get(key, False) and frame[key].nunique() == 1)]
-    columns = [_column(runs[0].manifest, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
+    columns = [_column(runs, name, f"{name}_sem" in frame) for name in dict.fromkeys(names)]
     firsts = [run.summary.first_token for run in runs]
     return PaperTable(
         keys, columns, frame[keys + _value_columns(columns)], [describe_run(run) for run in runs], first_mass(*firsts)
@@ -102,7 +110,7 @@ def sources_table(runs: list[Run]) -> PaperTable:
     """Every metric that all runs measured for heads or layers, without rows: for those who cite what a run measured."""
     every = [column for column in columns_of(runs[0].manifest) if column.shown and column.table in ("heads", "layers")]
     shared = [column for column in every if all(column.name in getattr(run, column.table) for run in runs)]
-    columns = [PaperColumn(column.name, column.unit, column.source, False) for column in shared]
+    columns = [PaperColumn(column.name, unit_in(runs, column.unit), column.source, False) for column in shared]
     return PaperTable([], columns, pd.DataFrame(), [describe_run(run) for run in runs])
 
 
@@ -123,9 +131,11 @@ def _has(run: Run, level: str, name: str) -> bool:
     return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
 
 
-def _column(manifest: Manifest, name: str, interval: bool) -> PaperColumn:
-    column = find_column(manifest, name.removeprefix("mean_"), "heads", "layers")
-    return PaperColumn(name, column.unit, column.source, interval) if column else PaperColumn(name, "", "", interval)
+def _column(runs: list[Run], name: str, interval: bool) -> PaperColumn:
+    column = find_column(runs[0].manifest, name.removeprefix("mean_"), "heads", "layers")
+    if column is None:
+        return PaperColumn(name, "", "", interval)
+    return PaperColumn(name, unit_in(runs, column.unit), column.source, interval)
 
 
 def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:

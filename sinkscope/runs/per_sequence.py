@@ -102,6 +102,18 @@ def tells_sinks(run: Run, stream: str, uniform: float | None, threshold: float) 
     return stream not in not_shares(run) and not says_nothing(uniform, threshold)
 
 
+def unit_in(runs: Sequence[Run], unit: str, stream: str | None = None) -> str:
+    """The unit of a column as it is in these runs: attention whose rows are not divided by their sum is no probability.
+
+    `stream`: the only one that is meant; all of the runs' where it is None.
+    """
+    if unit != "probability":
+        return unit
+    sites = [site for run in runs for site in run.manifest.attention if stream in (None, site.stream)]
+    units = {"unnormalised weight" if site.score != "softmax" and not site.normalised else unit for site in sites}
+    return " or ".join(sorted(units)) or unit
+
+
 def metric_names(run: Run) -> tuple[list[str], list[str]]:
     """Names of the head metrics and of the layer metrics that have a value in the table of sequences."""
     table = run.sequences

@@ -32,6 +32,7 @@ from sinkscope.present.paper.format import FORMATS
 from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
+from sinkscope.runs.run import Run
 from sinkscope.runs.selections import selected_heads
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
@@ -182,8 +183,12 @@ def test_bibtex_of_a_run_cites_every_paper_behind_its_metrics() -> None:
     assert len(set(re.findall(r"@misc\{arxiv([\d-]+)", text))) >= 8
 
 
+def unit_of(runs: list[Run], level: str) -> str:
+    return paper_table(runs, level, ["bos_mass"]).columns[0].unit
+
+
 @pytest.mark.parametrize("level", ["head", "layer", "model"])
-def test_no_threshold_is_held_against_what_is_no_share(level: str) -> None:
+def test_weights_that_are_no_shares_have_no_threshold_and_another_unit(level: str) -> None:
     """Weights of relu attention have no common scale, so that neither the screen nor a table tells their sinks."""
     raw, names = scanned(), {"layer": ["sink_rate", "sink_heads"]}.get(level, ["sink_rate", "sinks_per_sequence"])
     for site in raw.manifest.attention:
@@ -193,6 +198,11 @@ def test_no_threshold_is_held_against_what_is_no_share(level: str) -> None:
         assert frame.groupby("model", sort=False)[name].apply(lambda own: own.notna().all()).tolist() == [True, False]
         assert frame.groupby("model", sort=False)[name].apply(lambda own: own.isna().all()).tolist() == [False, True]
     assert not {"sink_rate", "sink_heads"} & {column.name for column in paper_table([raw], level).columns}
+    for site in raw.manifest.attention:
+        site.normalised = False
+    assert unit_of([raw], level) == "unnormalised weight"
+    assert unit_of([scanned(), raw], level) == "probability or unnormalised weight"
+    assert unit_of([scanned()], level) == "probability"
     screen = render_run(raw)
     assert "-: attention is relu, no softmax" in screen
     assert "\nT = 48        -        -        -        - " in screen

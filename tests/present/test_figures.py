@@ -24,6 +24,7 @@ from sinkscope.present.figures.canvas import WIDTHS
 from sinkscope.present.figures.maps import draw_attention
 from sinkscope.present.figures.run import _heatmap, draw, draw_on
 from sinkscope.present.figures.several import caption
+from sinkscope.present.html.report import render_report
 from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.ablation import Ablation
@@ -225,6 +226,20 @@ def test_the_trigger_study_s_figures_are_drawn_alike() -> None:
         assert content.startswith(STARTS["png"])
         assert b"sinkscope trigger study" in content
         assert content == draw_again()
+
+
+@pytest.mark.parametrize(("normalised", "unit"), [(False, "unnormalised weight"), (True, "probability"), (None, "unn")])
+def test_weights_that_are_no_shares_are_called_weights(normalised: bool | None, unit: str) -> None:
+    run = scanned()
+    for site in run.manifest.attention:
+        site.score, site.normalised = "relu", normalised
+    said = f"first-token attention ({unit}"
+    heat, dots = heat_map_of("bos_mass", run), Figure().subplots()
+    assert heat.axes[1].get_xlabel().startswith(said)
+    assert draw_on(dots, run, "scatter").get_xlabel().startswith(said)
+    page = render_report([run])
+    assert page.count(f"({unit}") >= 2
+    assert ("(probability)" in page) == (unit == "probability")
 
 
 def test_attention_of_one_head() -> None:

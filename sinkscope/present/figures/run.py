@@ -17,7 +17,7 @@ from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
-from sinkscope.runs.per_sequence import domains, sequences_of, tokens_of
+from sinkscope.runs.per_sequence import domains, sequences_of, tokens_of, unit_in
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -145,7 +145,12 @@ def _first_mass(run: Run) -> str:
 
 def _unit(run: Run, name: str) -> str:
     column = find_column(run.manifest, name, "heads")
-    return f" ({column.unit})" if column else ""
+    return f" ({unit_in([run], column.unit, _stream(run))})" if column else ""
+
+
+def _stream(run: Run) -> str:
+    """The stream that is drawn."""
+    return str(run.heads["stream"].iloc[0])
 
 
 def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
@@ -192,7 +197,7 @@ def _scale(values: np.ndarray, unit: str) -> dict[str, Any]:
     exceeds 1; symmetric about 0, with a colour for each sign, where any value is negative; else from the lowest value
     to the highest."""
     finite = values[np.isfinite(values)]
-    if unit in (" (probability)", " (share)") and not (finite < 0).any():
+    if unit in (" (probability)", " (unnormalised weight)", " (share)") and not (finite < 0).any():
         return {"cmap": MAP, "vmin": 0, "vmax": max(1.0, float(finite.max(initial=1.0)))}
     if not (finite < 0).any():
         return {"cmap": MAP}
@@ -300,7 +305,8 @@ def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     # Weights of attention that is no softmax may lie beyond 0 and 1.
     low, high = min(0.0, float(rows["bos_mass"].min())), max(1.0, float(rows["bos_mass"].max()))
     room = 0.02 * (high - low)
-    axes.set(xlabel=f"{_first_mass(run)} (probability)", ylabel="HONOR (ratio)", xlim=(low - room, high + room))
+    axes.set(xlabel=f"{_first_mass(run)}{_unit(run, 'bos_mass')}", ylabel="HONOR (ratio)")
+    axes.set_xlim(low - room, high + room)
     axes.set_ylim(0, None)
     if len(dormant) or line is not None:
         axes.legend(frameon=False)

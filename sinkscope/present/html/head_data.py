@@ -12,6 +12,7 @@ import pandas as pd
 from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.numbers import rounded
 from sinkscope.runs.catalogue import find_column, map_scores
+from sinkscope.runs.per_sequence import unit_in
 from sinkscope.runs.questions import QUESTIONS
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _column(run: Run, heads: pd.DataFrame, name: str) -> dict[str, Any]:
         seen = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         fixed = FIXED.get(column.range if column else "", seen)
         span = (min(fixed[0], seen[0]), max(fixed[1], seen[1]))  # weights that are no shares lie beyond 0 and 1
-    unit, what = (column.unit, column.formula) if column else ("", "")
+    unit, what = (unit_in([run], column.unit), column.formula) if column else ("", "")
     return {"unit": unit, "what": what, "low": rounded(span[0]), "high": rounded(span[1])}
 
 

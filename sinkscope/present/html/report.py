@@ -15,7 +15,7 @@ from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart,
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.paper_table import model_labels
-from sinkscope.runs.per_sequence import counted, tells_sinks
+from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _maps(run: Run, index: int, dense: bool, runs: list[Run]) -> list[dict[str, 
         names, most = [str(layer) for layer in layers], int(rows["head"].max()) + 1
         drawn = heat_map(cells, names, most, bounds, f"{called} {caption}", run=index, dense=dense)
         maps.append({"caption": caption, "svg": drawn, "points": points(cells) if dense else [],
-                     "legend": legend(bounds, f"{called} (probability)")})  # fmt: skip
+                     "legend": legend(bounds, f"{called} ({unit_in([run], 'probability')})")})  # fmt: skip
     return maps
 
 
@@ -171,7 +171,7 @@ def _profiles(run: Run, runs: list[Run]) -> list[dict[str, Any]]:
                 beside = [line for other in runs if len(runs) > 1 for line in _lines(other.layers, columns)]
                 whole = f"{title}, {caption}" if caption else title
                 labels = [line.label for line in lines]
-                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit, log, beside),
+                charts.append({"title": whole, "svg": line_chart(lines, "layer", unit_in([run], unit), log, beside),
                                "labels": labels})  # fmt: skip
     return charts
 
@@ -190,7 +190,7 @@ def _scatter(run: Run, dense: bool, runs: list[Run]) -> list[dict[str, Any]]:
     called = _first_mass(run)
     heads = run.heads.assign(dormant=run.heads["dormant"].fillna(False).astype(object))
     return head_scatter(
-        heads, "bos_mass", "honor", (f"{called} (probability)", "HONOR (ratio)"),
+        heads, "bos_mass", "honor", (f"{called} ({unit_in([run], 'probability')})", "HONOR (ratio)"),
         lambda row: f"layer {row['layer']}, head {row['head']}: {called} {number(row['bos_mass'])}, HONOR "
         f"{number(row['honor'])}", dense, "dormant", _reach(runs, "bos_mass", "honor"),
     )  # fmt: skip

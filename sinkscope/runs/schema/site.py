@@ -30,6 +30,9 @@ class SiteFacts(Record):
     """The kernel that summed the attention; null where the model formed the map itself."""
     score: str
     """softmax, or the name of another score."""
+    normalised: bool | None = None
+    """Whether the rows of the score are divided by their sum, as softmax's are; null for runs that did not record
+    it."""
     causal: bool
     """Whether no query sees a later key."""
     hides: bool | None = None
