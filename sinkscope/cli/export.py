@@ -60,6 +60,9 @@ def export(
             "0. 0 lists every token that is a sink there. [default: 0.5]"
         ),
     ] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="For --tokens: the dataset whose tokens are listed. [default: all of the run's]")
+    ] = None,
     caption: Annotated[str | None, typer.Option(help="LaTeX: put the table into a float with this caption.")] = None,
     label: Annotated[str | None, typer.Option(help="LaTeX: the name that \\ref{NAME} takes.", metavar="NAME")] = None,
     out: Annotated[
@@ -72,13 +75,15 @@ def export(
     """
     if min_rate is not None and tokens is None:
         raise SinkscopeError("--min-rate belongs to --tokens")
+    if domain is not None and tokens is None:
+        raise SinkscopeError("--domain belongs to --tokens")
     if form == DATASET:
         write_dataset(runs, out, bool(heads or tokens or level or metric))
     elif heads == STREAMING or form == DUO:
         write_streaming(runs, heads, form, out, bool(level or metric))
     elif heads is not None or tokens is not None or form == IDS:
         check_floating(None, caption, label)
-        put(out, list_of(runs, out, heads, tokens, form, bool(level or metric), min_rate))
+        put(out, list_of(runs, out, heads, tokens, form, bool(level or metric), min_rate, domain))
     else:
         put(out, table_of(runs, out, form, level, metric, caption, label))
 
@@ -169,7 +174,7 @@ def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
 
 def list_of(
     runs: list[Path], out: Path | None, heads: str | None, tokens: str | None, form: str | None, table: bool,
-    min_rate: float | None,
+    min_rate: float | None, domain: str | None,
 ) -> str:  # fmt: skip
     """The selected heads or tokens of one run, with model and rule, as JSON; with the format `ids`, the tokens' ids,
     one a line. Raises SinkscopeError for options that clash, for several runs, and for ids of several streams, which
@@ -189,7 +194,7 @@ def list_of(
     if len(runs) > 1:
         raise SinkscopeError(f"{option} takes one run")
     run, least = load_run(runs[0]), MIN_RATE if min_rate is None else min_rate
-    selected = selected_tokens(run, str(tokens), least) if heads is None else described_heads(run, heads)
+    selected = selected_tokens(run, str(tokens), least, domain) if heads is None else described_heads(run, heads)
     if form is None:
         return to_json(selected)
     if len(selected) > 1:

@@ -86,25 +86,37 @@ MIN_RATE = 0.5
 """The share of its occurrences beyond position 0 in which a listed token is a sink at least."""
 
 
-def selected_tokens(run: Run, selection: str, min_rate: float = MIN_RATE) -> dict[str, dict[str, Any]]:
+def selected_tokens(
+    run: Run, selection: str, min_rate: float = MIN_RATE, domain: str | None = None
+) -> dict[str, dict[str, Any]]:
     """The tokens that are sinks, by stream: `ids`, each once, those that lead tokens.csv first; `tokens`, its rows.
+
+    `domain`: the only one that counts; all of the run's where it is None.
 
     `ids` are sinks in at least `min_rate` of their occurrences beyond position 0: sinks over occurrences, each summed
     over the token's rows. `ids_below_min_rate` are sinks in fewer. `ids_at_position_0_only` are apart: what begins a
     sequence is often a sink for its place, not for the token that stands there. Raises SinkscopeError where
-    `selection` is none of KINDS, where `min_rate` is not from 0 to 1, and for a run of an older sinkscope.
+    `selection` is none of KINDS, where `min_rate` is not from 0 to 1, where the run has no such domain, where the
+    tables do not tell a token's rate over several domains, and for a run of an older sinkscope.
     """
     if not 0 <= min_rate <= 1:
         raise SinkscopeError(f"--min-rate {min_rate:g}: a share of occurrences from 0 to 1 is needed")
     if selection not in KINDS:
         raise SinkscopeError(f"--tokens {selection!r}: choose one of {', '.join(KINDS)}")
+    names = [data.domain for data in run.manifest.data]
+    if domain not in (None, *names):
+        raise SinkscopeError(f"--domain {domain!r}: the run has {', '.join(names)}{did_you_mean(str(domain), names)}")
     chosen = _rows(run, KINDS[selection])
+    if domain is not None and "domain" in chosen:
+        chosen = chosen[chosen["domain"] == domain]
     by_stream = {}
     for stream in run.heads["stream"].unique():
         rows = chosen[chosen["stream"] == stream]
         first = rows["first"].astype(bool)
         later = rows[~first].dropna(subset="id").groupby("id", sort=False)[["sinks", "occurrences"]].sum()
         often = later["sinks"] >= min_rate * later["occurrences"]
+        if min_rate > 0 and domain is None and "domain" in rows:
+            _need_counts(run, rows[~first & rows["id"].isin(later.index[often])], str(stream))
         at_first = rows["id"][first].dropna().drop_duplicates()
         by_stream[str(stream)] = {
             "min_rate": min_rate, "ids": _ids(later.index[often]), "ids_below_min_rate": _ids(later.index[~often]),
@@ -112,6 +124,19 @@ def selected_tokens(run: Run, selection: str, min_rate: float = MIN_RATE) -> dic
             "tokens": _plain(rows),
         }  # fmt: skip
     return by_stream
+
+
+def _need_counts(run: Run, rows: pd.DataFrame, stream: str) -> None:
+    """Raises SinkscopeError where a domain has no row of one of these tokens: it may occur there without being a sink,
+    and then its rate over all domains is lower than its rows tell."""
+    everywhere = set(run.heads["domain"][run.heads["stream"] == stream])
+    for token, own in rows.groupby("id", sort=False):
+        if lacking := sorted(everywhere - set(own["domain"])):
+            raise SinkscopeError(
+                f"the run does not tell the rate of token {token} over its {len(everywhere)} datasets: it is no sink "
+                f"in {lacking[0]}, where tokens.csv does not count it; --domain NAME takes one dataset, --min-rate 0 "
+                "every token that is a sink"
+            )
 
 
 def _ids(values: Iterable[Any]) -> list[int]:

@@ -118,6 +118,23 @@ def test_a_rate_is_that_of_all_regions_together() -> None:
         selected_tokens(run, "sink", 1.5)
 
 
+def test_a_rate_over_datasets_needs_the_occurrences_of_each(tmp_path: Path) -> None:
+    """Token 9 is a sink in 38 of 40 places of one dataset and in none of the other's, whose places no row counts."""
+    run, first, second = make_run(domains=("prose", "code")), "prose", "code"
+    run.manifest.data.append(run.manifest.data[0].model_copy(update={"domain": second}))
+    run.tokens = with_tokens({}, {"id": 9, "sinks": 38}, {}).tokens.assign(domain=[first, first, second])
+    with pytest.raises(SinkscopeError, match=f"the rate of token 9 over its 2 datasets: it is no sink in {second}"):
+        selected_tokens(run, "sink")
+    assert selected_tokens(run, "sink", 0)["text"]["ids"] == [7, 9]
+    assert selected_tokens(run, "sink", 0.96)["text"]["ids_below_min_rate"] == [7, 9], "no dataset can raise a rate"
+    assert selected_tokens(run, "sink", domain=first)["text"]["ids"] == [9]
+    assert selected_tokens(run, "sink", 0.25, second)["text"]["ids"] == [7]
+    with pytest.raises(SinkscopeError, match="--domain 'x': the run has"):
+        selected_tokens(run, "sink", domain="x")
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), "--domain", "x"])
+    assert (refused.exit_code, refused.stderr) == (2, "sinkscope: error: --domain belongs to --tokens\n")
+
+
 def test_ids_for_quantisers_are_sinks_wherever_they_stand(tmp_path: Path) -> None:
     run = scanned()
     often = {"token": "\n", "id": 9, "sinks": 38}
