@@ -176,6 +176,8 @@ def load_run(path: str | Path) -> Run:
         content = _read_json(folder / "manifest.json")
     except OSError as error:
         raise SinkscopeError(f"cannot read the run folder {folder}: {error.strerror}") from None
+    if content is None and _is_no_json(folder / "manifest.json"):
+        raise SinkscopeError(f"run {folder} is damaged: its manifest.json is cut off, or is no JSON")
     if content is None:
         raise SinkscopeError(f"{folder} is not a run folder: {_what_it_holds(folder)}")
     manifest = read_manifest(content, f"manifest.json of the run {folder}")
@@ -273,6 +275,17 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     ours = isinstance(manifest, dict) and {"schema_version", "sinkscope", "tables"} <= manifest.keys()
     return manifest if ours else None
+
+
+def _is_no_json(path: Path) -> bool:
+    """Whether the file is there and is no JSON, as one that was cut off."""
+    try:
+        json.loads(read_file(path))
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def check_target(target: Path, force: bool, resume: bool = False) -> None:

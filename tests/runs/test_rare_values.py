@@ -39,6 +39,19 @@ def test_a_run_whose_manifest_forgets_a_table(tmp_path: Path) -> None:
         load_run(tmp_path / "run")
 
 
+@pytest.mark.parametrize("share", [0, 2])
+def test_a_manifest_that_is_cut_off_is_a_damaged_one(share: int, tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    path = tmp_path / "run" / "manifest.json"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // share] if share else b"")
+    with pytest.raises(SinkscopeError, match=r"^run .*run is damaged: its manifest\.json is cut off, or is no JSON$"):
+        load_run(tmp_path / "run")
+    path.write_text('{"name": "an app"}', "utf-8")
+    with pytest.raises(SinkscopeError, match="is not a run folder: it holds no manifest of sinkscope's"):
+        load_run(tmp_path / "run")
+
+
 @pytest.mark.parametrize(("table", "column"), [("layers", "stream"), ("heads", "head")])
 def test_a_table_without_the_column_that_tells_its_rows_apart(table: str, column: str, tmp_path: Path) -> None:
     """Its manifest agrees with it, as where both were made by another tool."""
