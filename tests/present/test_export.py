@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -236,7 +237,7 @@ def test_what_a_level_lacks_is_refused(level: str, metric: str) -> None:
 
 def test_an_interval_of_zero_width_is_kept() -> None:
     run = scanned()
-    run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.5, 1.0], mean_bos_mass_sem=[0.001, 1e-9])
+    run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.5, 1.0], mean_bos_mass_sem=[0.001, 1e-13])
     text = latex_table(paper_table([run], "layer", ["bos_mass"]))
     assert "S[table-format=1.5(3), separate-uncertainty=true, retain-zero-uncertainty=true, group-digits=none]" in text
     assert "1.00000 \\pm 0.00000" in text
@@ -259,6 +260,17 @@ def test_no_error_reads_zero_that_is_none() -> None:
     assert "0.900 \\pm 0.004" in text
     assert "260 \\pm 15" in text
     assert "S[table-format=3.3(2), separate-uncertainty=true]" in text
+
+
+@pytest.mark.parametrize("sems", [[3e-7, 2e-8], [0.004, 2e-8], [3e-7, math.nan]])
+def test_an_error_below_a_millionth_is_shown(sems: list[float]) -> None:
+    run = scanned()
+    run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.933268, 0.5], mean_bos_mass_sem=sems)
+    table = paper_table([run], "layer", ["bos_mass"])
+    shown = [float(error) for error in re.findall(r"pm (\S+)", latex_table(table))]
+    assert shown == [error for error in sems if not math.isnan(error)]
+    if sems[0] == 3e-7:
+        assert "0.9332680 ± 0.0000003" in str(render(table, "markdown"))
 
 
 def test_a_caption_says_what_the_errors_are_and_headers_are_typeset() -> None:

@@ -41,8 +41,8 @@ def in_words(name: str, first_mass: str) -> str:
 # The cells of a paper's table as text: a mean with its standard error, as on every screen.
 
 
-MOST = 6
-"""Most decimals of a cell."""
+MOST = 12
+"""Most decimals of a cell: an error that they do not show is rounding, of values in single precision."""
 
 
 def is_number(table: PaperTable, name: str) -> bool:
