@@ -1,8 +1,9 @@
 """Finds what a block adds to the residual stream, attention's part and the MLP's, by the values and not by names.
 
 A block with residual stream x at its input and e at its output adds e - x. Where that is the sum of what two of its
-direct children return (attention and MLP, or the norms after them), these two write the parts. A block that normalises
-the stream itself (BERT), or multiplies what it adds, has no such two, and nothing is guessed.
+children return (attention and MLP, or the norms after them), these two write the parts. A block that normalises the
+stream itself (BERT), multiplies what it adds, or adds three parts (T5's decoder), has no such two, and nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -69,12 +70,23 @@ def find_parts(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict
     return parts
 
 
+def _children(module: nn.Module, path: str, attention: str) -> Iterator[str]:
+    """The paths of a block's children. A list that holds attention is never called: T5's blocks keep in it two modules
+    that add their part themselves, and their children write the parts."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList) and attention.startswith(f"{path}.{name}."):
+            for number, member in child.named_children():
+                yield from (f"{path}.{name}.{number}.{inner}" for inner, _ in member.named_children())
+        else:
+            yield f"{path}.{name}"
+
+
 class _Search:
     """The outputs of one block's modules during the pass."""
 
     def __init__(self, model: nn.Module, block: str, attention: str, found: dict[str, Parts]) -> None:
         self.module, self.block, self.found = model.get_submodule(block), block, found
-        self.children = [f"{block}.{name}" for name, _ in self.module.named_children()]
+        self.children = list(_children(self.module, block, attention))
         self.attended = next((path for path in self.children if f"{attention}.".startswith(f"{path}.")), None)
         self.outputs: dict[str, Tensor] = {}
         self.linear: dict[str, Tensor] = {}

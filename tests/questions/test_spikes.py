@@ -10,6 +10,7 @@ import pytest
 import torch
 from models import random_ids, tiny
 from tiers import slow_but
+from transformers import T5Config, T5EncoderModel
 from watched import find, hooks
 
 import sinkscope
@@ -31,7 +32,20 @@ PARTS = {
     "gpt_neox": Parts("layers.1.attention", "layers.1.mlp", "layers.1.mlp.dense_4h_to_h"),
     "gpt_oss": Parts("layers.1.self_attn", "layers.1.mlp", None),
     "opt": Parts("decoder.layers.1.self_attn", "decoder.layers.1.fc2", "decoder.layers.1.fc2"),
+    "t5": Parts(
+        "encoder.block.1.layer.0.SelfAttention",
+        "encoder.block.1.layer.1.DenseReluDense",
+        "encoder.block.1.layer.1.DenseReluDense.wo",
+    ),
 }
+
+
+def model_of(family: str) -> Any:
+    """A tiny model of the family; of T5 the encoder, whose blocks keep attention and MLP in a list."""
+    if family != "t5":
+        return tiny(family)
+    torch.manual_seed(0)
+    return T5EncoderModel(T5Config(num_layers=3, num_heads=4, d_model=32, d_kv=8, d_ff=64, vocab_size=1000)).eval()
 
 
 def spikes(model: Any, data: Any, **options: Any) -> sinkscope.Run:
@@ -40,7 +54,7 @@ def spikes(model: Any, data: Any, **options: Any) -> sinkscope.Run:
 
 def planted(family: str) -> Any:
     """A model whose neuron 13 of block 1 writes a huge value to channel 7."""
-    model = tiny(family)
+    model = model_of(family)
     with torch.no_grad():
         weight = model.get_submodule(str(PARTS[family].neurons)).weight
         if family == "gpt2":
@@ -52,9 +66,9 @@ def planted(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", slow_but(PARTS, "llama", "gpt2", "opt"))
+@pytest.mark.parametrize("family", slow_but(PARTS, "llama", "gpt2", "opt", "t5"))
 def test_the_parts_of_a_block_are_found_by_their_values(family: str) -> None:
-    model = tiny(family)
+    model = model_of(family)
     forward, plan = find(model)
     found = find_parts(model, plan, lambda: forward(random_ids(2, 12)))
     assert len(found) == 3
@@ -89,7 +103,7 @@ def watched(model: Any, parts: Parts, ids: torch.Tensor) -> dict[str, np.ndarray
     return seen | {"x": np.stack(seen["x"]).astype(float)}
 
 
-@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "opt"], "llama", "opt"))
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "gpt2", "gpt_neox", "opt", "t5"], "llama", "opt", "t5"))
 def test_every_number_against_plain_hooks(family: str) -> None:
     model, ids, parts = planted(family), random_ids(3, 20), PARTS[family]
     run = spikes(model, ids, batch_size=2)

@@ -223,7 +223,8 @@ def add_spikes(streams: dict[str, StreamSummary], table: pd.DataFrame, blind: se
         rows = table[table["stream"] == name]
         if len(rows) == 0:
             why = (
-                "the blocks do not add attention and MLP to the residual stream, so their writes are not told apart"
+                "no two modules of a block add up to the change that it makes to the residual stream, so the writes of "
+                "attention and MLP are not told apart"
                 if name in blind
                 else "no massive activation"
             )
