@@ -13,6 +13,7 @@ from tiers import slow_but
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.attend import attend_in_blocks as attend
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.scores import SCORES, attention_score, normalises
 from sinkscope.errors import SinkscopeError
 
@@ -102,6 +103,30 @@ def test_share_with_a_learned_sink_is_among_keys() -> None:
     sums = attend(call)[1]
     torch.testing.assert_close(sums.first_share, sums.first / (1 - sums.learned_sink))
     assert (sums.first_share > sums.first).all()
+
+
+@pytest.mark.parametrize("sink", [-3.0, 0.0, 12.0, 16.0, 20.0, 60.0, 70.0])
+@pytest.mark.parametrize("mask", ["causal", "window", "holes"])
+def test_share_is_exact_where_a_learned_sink_takes_nearly_the_whole_row(mask: str, sink: float) -> None:
+    call, given = make_call(SIZES[1], mask, "softmax")
+    order = torch.ones(33, 33).tril().bool()
+    seen = order if given is None else order & given
+    logits = call.query.double() @ call.key.double().repeat_interleave(2, 1).mT * call.scaling
+    weights = torch.where(seen, logits.exp(), 0.0)
+    keys = weights.sum(-1)
+    sunk = replace(call, sinks=torch.full((1, 4, 1, 1), sink))
+    total, share = keys / (keys + math.exp(sink)), torch.where(keys > 0, weights[..., 0] / keys, 0.0)
+    both = torch.cat([torch.where(seen, logits, -1e4), torch.full((2, 4, 33, 1), sink)], -1).float()
+    seen_map = AttentionMap(both.softmax(-1)[..., :-1], both)
+    for sums in (attend(sunk)[1], attend(sunk, 1)[1], map_sums(seen_map)):
+        assert sums.row_total is not None
+        torch.testing.assert_close(sums.row_total.double(), total, rtol=1e-5, atol=0)
+        torch.testing.assert_close(sums.first_share.double(), share, rtol=1e-5, atol=1e-9)
+
+
+def test_share_is_0_where_a_learned_sink_leaves_float32_no_row() -> None:
+    call = replace(make_call(SIZES[1], "causal", "softmax")[0], sinks=torch.full((1, 4, 1, 1), 200.0))
+    assert not attend(call)[1].first_share.any()
 
 
 def test_every_score_that_ships_has_a_second_implementation() -> None:

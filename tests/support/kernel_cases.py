@@ -31,7 +31,10 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of hidden logits and of NaN
 MASKS = ("causal", "full", "triangle", "window", "random", "holes", "additive", "alibi", "packed")
 WIDTHS = [(8, 8), (16, 64), (24, 24), (80, 80), (64, 40), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)]
-SUMS = ("first", "entropy", "margin", "learned_sink", "columns", "logit_gap", "diagonal", "previous", "early_columns")
+SUMS = (
+    *("first", "entropy", "margin", "learned_sink", "first_share", "columns", "logit_gap", "diagonal", "previous"),
+    "early_columns",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -126,6 +129,7 @@ def naive(call: AttentionCall, mask: Tensor | None, causal: bool) -> dict[str, T
         "entropy": torch.special.entr(a).sum(-1),
         "margin": torch.where(seen[..., 0] & (others > -torch.inf), both[..., 0] - others, torch.nan),
         "learned_sink": p[..., keys:].sum(-1),
+        "first_share": torch.where(a.sum(-1) > 0, a[..., 0] / a.sum(-1), 0.0),
         "columns": a.sum(-2),
         "logit_gap": raw[..., 0] - (raw * counted).sum(-1) / counted.sum(-1).clamp(min=1),
         "first_is_largest": (a.argmax(-1) == 0) & seen[..., 0],
@@ -249,6 +253,7 @@ def test_features_sinks_of_each_query() -> None:
     call, mask, causal = make("causal", 1, (2, 1), (70, 70), (24, 24))
     check(replace(call, sinks=draw(9, 1, 2, 70, 3)), mask, causal)
     check(replace(call, sinks=draw(9, 1, 2, 1, 1).bfloat16()), mask, causal)
+    check(replace(call, sinks=draw(9, 1, 2, 1, 1) + 25), mask, causal)
 
 
 def test_features_a_bias_all_queries_share_and_one_that_forbids() -> None:

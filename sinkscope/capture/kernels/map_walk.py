@@ -173,7 +173,7 @@ class MapRows:
             seen_by=seen_by,
             early_seen_by=early_seen_by,
             causal=causal,
-            row_total=None if distribution else self.size,
+            row_total=None if distribution and not self.sinks else self.size,
         )
 
     def _learned_sink(self, distribution: bool) -> Tensor:

@@ -48,8 +48,8 @@ class AttentionSums:
         seen_by: the number of queries that may see each key, (b | 1, h | 1, key).
         early_seen_by: the same among queries 0..63, for keys 0..63; None where Tq < 64.
         causal: no query sees a later key.
-        row_total: sum_j |A[i, j]| where the rows are no distribution; None for softmax, whose rows sum to
-            1 - learned_sink.
+        row_total: sum_j |A[i, j]|; None where it is 1: softmax without learned sinks. With them it is summed over the
+            keys: 1 - learned_sink would cancel where the sink takes nearly the whole row.
     """
 
     first: Float[Tensor, "batch head query"]
@@ -71,11 +71,17 @@ class AttentionSums:
     row_total: Float[Tensor, "batch head query"] | None = None
 
     @property
+    def total(self) -> Float[Tensor, "batch head query"]:
+        """sum_j |A[i,j]|."""
+        return torch.ones_like(self.first) if self.row_total is None else self.row_total
+
+    @property
     def first_share(self) -> Float[Tensor, "batch head query"]:
         """|A[i,0]| / sum_j |A[i,j]|, 0 where the row is 0: Gu et al. 2410.10781's proxy for attention that is not
         normalised. For plain softmax it is A[i,0]; with a learned sink it is key 0's share of the keys' mass."""
-        total = 1 - self.learned_sink if self.row_total is None else self.row_total
-        return torch.where(total > 0, self.first.abs() / total, 0.0)
+        if self.row_total is None:
+            return self.first
+        return torch.where(self.row_total > 0, self.first.abs() / self.row_total, 0.0)
 
     def rows(self, count: int) -> AttentionSums:
         """The sums of the first `count` sequences; a batch axis of size 1 that all sequences share stays."""

@@ -96,7 +96,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNDERSTOOD = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"})
 """The fields of a call that the kernels compute; a call that sets another one is left to `walk`."""
 ROW_SUMS = ("first", "entropy", "margin", "learned_sink", "largest", "logit_gap", "diagonal", "previous")
-"""The planes that the kernel `row_sums` writes, in its order."""
+"""The planes that the kernel `row_sums` writes, in its order. With learned sinks, `row_total` follows."""
 NO_GAP, CAUSAL_GAP, SEEN_GAP, FULL_GAP = range(4)
 """The keys whose logits `logit_gap` averages: none (linear logits use `linear_gap`), those up to the query, those that
 it sees, or all."""
@@ -149,7 +149,8 @@ class _Launch:
             joined = call.sinks.float().logsumexp(-1).clamp(min=FLOOR)
             self.sinks = joined.expand(self.batch, self.heads, self.queries)
         zeros = call.query.new_zeros
-        self.rows = zeros(len(ROW_SUMS), self.batch, self.heads, self.queries, dtype=torch.float32)
+        planes = len(ROW_SUMS) + (self.sinks is not None)
+        self.rows = zeros(planes, self.batch, self.heads, self.queries, dtype=torch.float32)
         self.peaks = zeros(2, self.batch, self.heads, self.queries, dtype=torch.float32)
         self.columns = zeros(self.batch, self.heads, self.keys, dtype=torch.float32)
         self.early: Tensor | None = None
@@ -246,7 +247,7 @@ class _Launch:
     def sums(self) -> AttentionSums:
         """The call's sums, complete after the last range."""
         call = self.call
-        rows = dict(zip(ROW_SUMS, self.rows, strict=True))
+        rows = dict(zip((*ROW_SUMS, "row_total"), self.rows, strict=False))
         return AttentionSums(
             first=rows["first"],
             diagonal=rows["diagonal"] if call.square else None,
@@ -264,6 +265,7 @@ class _Launch:
             seen_by=call.visible.seen_by,
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
+            row_total=rows.get("row_total"),
         )
 
 

@@ -197,9 +197,9 @@ def row_sums(
     GAP: tl.constexpr, SQUARE: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the queries' output (B, Tq, H, dv), their eight row sums (the planes of `sums`, in the order of
-    `triton_call.ROW_SUMS`) and, for `column_sums`, each row's peak logit and 1 / sum exp(s - peak) (the two planes of
-    `peaks`). FIRST: low is 0, so that the keys include key 0.
+    """Writes the queries' output (B, Tq, H, dv), their row sums (the planes of `sums`, in the order of
+    `triton_call.ROW_SUMS`, then the sum over all keys where SINKS) and, for `column_sums`, each row's peak logit and
+    1 / sum exp(s - peak) (the two planes of `peaks`). FIRST: low is 0, so that the keys include key 0.
     """
     blocks = tl.cdiv(count, BLOCK_M)
     program = tl.program_id(0)
@@ -269,6 +269,8 @@ def row_sums(
     highest, inverse, fade, share = store_rows(
         sums + at, plane, peaks + at, real, first, taken_logit, peak, total, spread
     )
+    if SINKS:
+        tl.store(sums + at + 8 * plane, total * fade * inverse + share, mask=real)
     if GAP:
         tl.store(sums + at + 5 * plane, gap / tl.maximum(counted, 1.0), mask=real)
     if SQUARE:

@@ -67,6 +67,7 @@ class Walk:
 
         self.first, self.entropy, self.margin, self.learned, self.gap = rows(), rows(), rows(), rows(), rows()
         self.diagonal, self.previous = rows(), rows()
+        self.total = None if self.sinks is None else rows()
         self.largest = torch.zeros(batch, groups, repeat, queries, dtype=torch.bool, device=call.query.device)
         self.columns = torch.zeros(batch, groups, repeat, keys, dtype=self.dtype, device=call.query.device)
         self.early: Tensor | None = None
@@ -80,7 +81,7 @@ class Walk:
         rows, seen, logits = self._begin(start, stop)
         self._hide(logits, seen, FLOOR)
         reaches_first = seen.low == 0 and logits.shape[-1] > 0
-        peak = logits.amax(-1, keepdim=True)
+        peak = of_keys = logits.amax(-1, keepdim=True)
         if reaches_first:
             sees_first = logits[..., 0] > FLOOR
             self.largest[..., rows] = (logits[..., 0] >= peak[..., 0]) & sees_first
@@ -97,6 +98,9 @@ class Walk:
         norm = rest + weights[..., 0] if reaches_first else rest
         if self.call.visible.has_empty_rows:
             norm = norm.masked_fill(norm == 0, 1.0)
+        if self.total is not None:  # where all keys are at LEAST, their row is 0 to this precision
+            below = (of_keys - peak)[..., 0] < LEAST[self.dtype]
+            self.total[..., rows] = (weights.sum(-1) / norm).masked_fill_(below, 0.0)
         if reaches_first:
             self.first[..., rows] = weights[..., 0] / norm
             exps = logits if sink_logits is None else torch.cat([logits, sink_logits - peak], -1)
@@ -222,6 +226,7 @@ class Walk:
             seen_by=call.visible.seen_by,
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
+            row_total=None if self.total is None else heads(self.total),
         )
         return self.out.flatten(2, 3), sums
 
@@ -326,6 +331,7 @@ class UnnormalisedWalk(Walk):
     """
 
     UNDERSTOOD = Walk.UNDERSTOOD - {"sinks"} | {"score"}
+    total: Tensor
 
     def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:
         super().__init__(call, *sizes)
@@ -348,11 +354,6 @@ class UnnormalisedWalk(Walk):
         ones = torch.ones_like(self.total[..., rows])
         self._column_sums(seen, weights, ones, stop)
         self._output(rows, seen, weights, ones)
-
-    def finish(self) -> tuple[Tensor, AttentionSums]:
-        output, sums = super().finish()
-        sums.row_total = self.total.flatten(1, 2)
-        return output, sums
 
 
 def walk_of(score: str, softmax: Callable[..., Kind], other: Callable[..., Kind]) -> Callable[..., Kind]:

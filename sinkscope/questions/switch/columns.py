@@ -93,8 +93,7 @@ def copy_rows(view: LayerView) -> HeadValues:
     least 0.5: the query attends to other tokens. Empty in cross-attention."""
     sums = view.attention
     first, diagonal = sums.first.abs(), _diagonal(view).abs()
-    total = 1 - sums.learned_sink if sums.row_total is None else sums.row_total
-    return as_widest(((first < FEW) & (total - first - diagonal >= MOST))[..., 1:]).mean(-1)
+    return as_widest(((first < FEW) & (sums.total - first - diagonal >= MOST))[..., 1:]).mean(-1)
 
 
 @measured_metric(NAME, unit="correlation", range="[-1, 1]", source=ESTIMATOR, map_place=2)
