@@ -137,6 +137,22 @@ def is_linear(module: nn.Module) -> bool:
     return coded and not any(is_linear(inner) for inner in module.children())
 
 
+def quantiser(model: nn.Module) -> str | None:
+    """The package whose tensors or layers stand in place of the weights of linear layers; None where all are plain.
+
+    A package that quantises a model object leaves its configuration as it was, so the weights themselves tell.
+    """
+    for module in model.modules():
+        weight = local_part(getattr(module, "weight", None))
+        if not is_linear(module) or (isinstance(weight, Tensor) and _plain(weight)):
+            continue
+        for kind in (type(weight), type(module)):
+            package, *inner = kind.__module__.split(".")
+            if package not in ("torch", "builtins"):
+                return inner[0] if package == "optimum" and inner else package
+    return None
+
+
 def widths(linear: nn.Module) -> tuple[int, int]:
     """Numbers of inputs and outputs of a linear layer; GPT-2's keeps its weight as [in, out]."""
     if isinstance(linear, conv1d()):

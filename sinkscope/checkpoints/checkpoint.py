@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from sinkscope.capture.output_projection import holds_codes, is_linear, widths
+from sinkscope.capture.output_projection import holds_codes, is_linear, quantiser, widths
 from sinkscope.capture.private_doors import attention_name
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
@@ -181,7 +181,7 @@ def add_facts(checkpoint: Checkpoint, tokenizer_sha256: Callable[[], str | None]
         "device": devices(model),
         "attention_implementation": attention_name(config),
         "max_positions": checkpoint.max_positions,
-        "quantization": _quantization(config),
+        "quantization": _quantization(config) or quantiser(model),
     }
 
 

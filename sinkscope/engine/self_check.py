@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sinkscope.capture import Capture, LayerView, Plan, Site
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.output_projection import quantiser
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.registries import uncompiled
 from sinkscope.checkpoints.forward import Forward, eager
@@ -152,7 +153,8 @@ def _verdict(
 
 def _rounds(model: nn.Module) -> bool:
     """Whether the model is quantised, so that its layers may round what they read."""
-    return getattr(getattr(model, "config", None), "quantization_config", None) is not None
+    configured = getattr(getattr(model, "config", None), "quantization_config", None) is not None
+    return configured or quantiser(model) is not None
 
 
 def _worst(plan: Plan, ours: dict[str, LayerView], reference: _Reference) -> tuple[float, str]:

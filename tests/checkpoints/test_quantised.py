@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, LlamaModel
 
 import sinkscope
-from sinkscope.capture.output_projection import projection_bias, projection_weight
+from sinkscope.capture.output_projection import projection_bias, projection_weight, quantiser
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.checkpoints.checks import check_finite
 from sinkscope.engine.self_check import DENSE
@@ -129,13 +129,49 @@ def test_a_model_that_rounds_is_checked_against_its_own_calls() -> None:
         layer.self_attn.o_proj.scale.data *= 0.001
         layer.mlp.down_proj.scale.data *= 0.001
     ids = np.random.default_rng(0).integers(0, 500, (2, 100))
-    with pytest.raises(SinkscopeError, match="our attention differs from eager attention maps by"):
-        sinkscope.scan(model, data=ids)
-    model.config.quantization_config = {"quant_method": "of_this_test"}
-    checked = sinkscope.scan(model, data=ids).manifest.self_check
+    run = sinkscope.scan(model, data=ids)
+    assert run.manifest.model.quantization == __name__.partition(".")[0]  # the package of the layers' class
+    checked = run.manifest.self_check
     assert checked.status == "passed"
     assert checked.reference == DENSE
     assert "the model is quantised" in str(checked.reason)
+
+
+class Halved(nn.Linear):
+    """A linear layer of one's own with a plain weight that rounds what it reads, and a mask of whole numbers."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        self.weight = plain.weight
+        self.register_buffer("kept", torch.ones(plain.in_features, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(at_random(x))
+
+
+def test_a_plain_weight_is_not_quantised() -> None:
+    model = make_model()
+    assert quantiser(model) is None
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Halved(layer.self_attn.q_proj)
+    assert quantiser(model) is None
+
+
+def test_a_model_object_that_torchao_quantised_names_it() -> None:
+    coding = library("torchao.quantization")
+    model = make_model().eval()
+    coding.quantize_(model, coding.Int8WeightOnlyConfig())
+    assert measured(model).manifest.model.quantization == "torchao"
+
+
+def test_a_model_object_of_hqq_s_layers_names_it() -> None:
+    hqq = library("hqq.core.quantize")
+    model = make_model().eval()
+    settings = hqq.BaseQuantizeConfig(nbits=8, group_size=16)
+    for layer in model.model.layers:
+        coded = hqq.HQQLinear(layer.self_attn.o_proj, settings, compute_dtype=torch.float32, device="cpu")
+        layer.self_attn.o_proj = coded.eval()
+    assert measured(model).manifest.model.quantization == "hqq"
 
 
 def test_weights_in_eight_bit_floats_are_looked_at() -> None:
