@@ -19,6 +19,7 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import map_sums
+from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.capture.shapes import shape_of
@@ -87,14 +88,14 @@ def _dry_run(
         with watch.paused():
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
             if call.of_positions:
-                seen.append(_seen(names[module], call, INTERFACE))
+                seen.append(_seen(names[module], call, INTERFACE, window_of(call.mask)))
             return output
 
     def inline(inline_call: InlineCall | SdpaCall) -> None:
         if isinstance(inline_call, SdpaCall):
             call = inline_call.unfolded(None)
             if call.of_positions:
-                seen.append(_seen(inline_call.module, call, INLINE))
+                seen.append(_seen(inline_call.module, call, INLINE, window_of(inline_call.call.mask)))
         else:
             record = _seen_map(model, inline_call)
             if record is not None:
@@ -103,6 +104,7 @@ def _dry_run(
     watch = InlineWatch(inline)
     with (
         torch.no_grad(),
+        windows_of_masks() as window_of,
         shadowed(model, dispatched, passed),
         watch.watched(model),
         runnable(model),
@@ -128,7 +130,7 @@ def runnable(model: nn.Module, given: str = "its main input alone") -> Iterator[
         raise SinkscopeError(f"{type(model).__name__} cannot be run on {given}: {all_lines(error)}") from error
 
 
-def _seen(module: str, call: AttentionCall, path: str) -> Seen:
+def _seen(module: str, call: AttentionCall, path: str, window: int | None) -> Seen:
     return Seen(
         module=module,
         rows=call.query.shape[0],
@@ -140,7 +142,7 @@ def _seen(module: str, call: AttentionCall, path: str) -> Seen:
         value_dim=call.value.shape[-1],
         causal=call.visible.causal,
         path=path,
-        window=call.window,
+        window=window if call.window is None else call.window,
         score=call.score,
         kernel=kernel_of(call),
     )

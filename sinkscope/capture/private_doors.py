@@ -151,6 +151,13 @@ def mask_sizes(given: Mapping[str, Any]) -> tuple[int, int, int]:
     return given["batch_size"], given["q_length"], given["kv_length"]
 
 
+def mask_window(given: Mapping[str, Any]) -> int | None:
+    """The sliding window of the mask that a mask function makes from these arguments; None where it has none. Chunks
+    are passed in the same way, but no configuration calls them its window."""
+    size = given.get("local_size")
+    return size if size == getattr(given.get("config"), "sliding_window", None) else None
+
+
 def asking(given: Mapping[str, Any], allowed: Callable[..., Any]) -> dict[str, Any]:
     """The arguments of the same mask, but for the function that tells which key a query sees."""
     return {**given, "mask_function": allowed}

@@ -95,6 +95,30 @@ def test_sites_are_named_by_module_and_block() -> None:
     assert {str(site.kind) for site in found.sites} == {"sliding:16", "full"}
 
 
+@pytest.mark.parametrize("window", [6, 30, 4096, None])
+def test_a_window_that_stands_in_the_mask_alone_is_named(window: int | None) -> None:
+    """Also one that is longer than the dry run, in which it hides no key."""
+    from transformers import PhimoeConfig, PhimoeModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = PhimoeConfig(
+        vocab_size=97, num_key_value_heads=2, num_local_experts=2, sliding_window=window, pad_token_id=None, **sizes
+    )
+    run = sinkscope.scan(PhimoeModel(config).eval(), data=random_ids(1, 40))
+    assert set(run.heads["kind"]) == {"full" if window is None else f"sliding:{window}"}
+    out_of_reach = run.summary.streams["text"].windows.layers_out_of_reach
+    assert out_of_reach == ([0, 1] if window in (6, 30) else [])
+
+
+def test_each_part_s_window_is_its_mask_s() -> None:
+    from families import tiny_model
+    from transformers import AutoModelForCausalLM
+
+    run = sinkscope.scan(tiny_model(AutoModelForCausalLM, "blt"), data=random_ids(1, 40))
+    sizes = {site.module.split(".")[0]: site.kind.size for site in run.manifest.attention if "self_attn" in site.module}
+    assert sizes == {"patcher": 8, "local_encoder": 512, "global_transformer": None, "local_decoder": 512}
+
+
 def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(sinkscope.SinkscopeError, match=r"model\.eval"):
         sinkscope.scan(tiny("llama").train(), data=random_ids(1, 20))

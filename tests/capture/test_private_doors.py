@@ -176,6 +176,24 @@ def test_a_strip_of_a_mask_is_that_part_of_the_whole_one(name: str) -> None:
     assert torch.equal(strip[0, 0], whole[1, 0])
 
 
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_mask_function_is_told_the_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = doors.registry_of(AttentionMaskInterface)
+    plain, windows = registry[name], []
+
+    def noted(*args: Any, **kwargs: Any) -> Tensor | None:
+        windows.append(doors.mask_window(doors.mask_arguments(plain, args, kwargs)))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setitem(registry, name, noted)
+    config = LlamaConfig(attn_implementation=name)
+    config.sliding_window, config.attention_chunk_size = 5, 3
+    made = masking_utils.create_sliding_window_causal_mask, create_causal_mask, masking_utils.create_chunked_causal_mask
+    for make in made:
+        make(config, torch.zeros(1, 7, 4), None, None, position_ids=None)
+    assert windows == [5, None, None]
+
+
 ROPES: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 2.0},

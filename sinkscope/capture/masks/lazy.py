@@ -26,6 +26,7 @@ from sinkscope.capture.private_doors import (
     mask_arguments,
     mask_sizes,
     mask_strip,
+    mask_window,
     registry_of,
     times_written,
     writes,
@@ -144,6 +145,44 @@ def lazy_masks(large: int | None = None) -> Iterator[None]:
     lazily = {name: _lazily(make, LARGE if large is None else large) for name, make in makers.items()}
     with layered(AttentionMaskInterface, lazily):
         yield
+
+
+@contextmanager
+def windows_of_masks() -> Iterator[Callable[[Tensor | None], int | None]]:
+    """Tells the sliding window of each mask that transformers makes for this thread until the block ends.
+
+    Such a mask is never left out (None), as transformers does where no key lies before the window: it tells whose call
+    has the window.
+    """
+    windows: dict[int, tuple[Tensor, int]] = {}  # with the masks, because a freed address could be used again
+
+    def noting(original: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+        def make(*args: Any, **kwargs: Any) -> Tensor | None:
+            arguments = mask_arguments(original, args, kwargs)
+            window = mask_window(arguments)
+            if window is None:
+                return original(**arguments)
+            _, queries, keys = mask_sizes(arguments)
+            mask = mask_strip(original, arguments, range(queries), range(keys))
+            if (address := _address(mask)) is not None:
+                windows[address] = mask, window
+            return mask
+
+        make.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # it may be wrapped once more
+        return make
+
+    def window_of(mask: Tensor | None) -> int | None:
+        address = None if mask is None else _address(mask)
+        return windows[address][1] if address in windows else None
+
+    registry = registry_of(AttentionMaskInterface)
+    with layered(AttentionMaskInterface, {name: noting(registry[name]) for name in READ if name in registry}):
+        yield window_of
+
+
+def _address(mask: Tensor) -> int | None:
+    """The same for a mask and its slices; None where its numbers stand nowhere."""
+    return None if mask.is_meta or isinstance(mask, LazyMask) else mask.untyped_storage().data_ptr() or None
 
 
 class _MaskNeeded(Exception):
