@@ -124,8 +124,13 @@ class Steps:
             self._maps = MapSteps(heard, self.cross or not cached)
         else:
             self._maps.add(heard, live)
-            before = self._heard[-1]
-            before.key, before.value, before.versions = None, None, ()  # this pass has these tokens' too
+        if cached:  # the cache's own tensors may be written into, and every step's keys are T^2
+            new = slice(None) if self._maps.cross else slice(self._rows, self._rows + heard.queries)
+            known = self._maps.cross and len(self._heard) > 0
+            heard.key, heard.value = (
+                None if tensor is None or known else tensor[:, :, new].clone() for tensor in (heard.key, heard.value)
+            )
+            heard.versions = ()
         heard.parts = None  # every step's columns are T^2
 
     def onward(self, keys: int) -> Onward | None:
@@ -311,14 +316,17 @@ class Steps:
         )
 
     def _whole_maps(self, maps: MapSteps, taken: list[Taken]) -> Whole:
-        last, found = self._heard[-1], maps.parts()
-        keys = last.keys if maps.cross else maps.queries
-        key, value = (None if tensor is None else tensor[:, :, :keys] for tensor in (last.key, last.value))
+        first, found = self._heard[0], maps.parts()
+        keys = first.keys if maps.cross else maps.queries
+        if maps.cross:
+            key, value = (None if each is None else taken[0].batch(each) for each in (first.key, first.value))
+        else:
+            key, value = (self._rows_of(name, taken, 2) for name in ("key", "value"))
         query, output, read_next = (
             self._rows_of(name, taken, axis) for name, axis in (("query", 2), ("output", 1), ("projected", 1))
         )
         return Whole(
-            self._heard[0], maps.queries, keys, None, found, self.named_cross, query, key, value, output, read_next,
+            first, maps.queries, keys, None, found, self.named_cross, query, key, value, output, read_next,
             partial(self._stream, taken),
         )  # fmt: skip
 

@@ -14,7 +14,14 @@ from models import VOCABULARY
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from writers import CACHE, generate, in_one_pass, prompt
 
 import sinkscope
@@ -154,6 +161,20 @@ def test_a_static_cache_is_read_without_its_empty_places(family: str) -> None:
     assert torch.equal(unwatched, written)
     assert not seen.left_out
     assert_same(seen.run(), in_one_pass(model, written, given), atol=2e-5)
+
+
+def test_a_static_cache_may_be_emptied_and_filled_again() -> None:
+    """Its tensors are then written anew: what was read of them is kept apart."""
+    model, ids = model_of("xglm"), prompt()["input_ids"]
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for text in (ids, ids.flip(1)):
+            cache.reset()
+            for piece in text.split([9, 1, 2], 1):
+                model(piece, **{CACHE: cache})
+        cache.reset()
+    assert not seen.left_out
+    assert_same(seen.run(), sinkscope.scan(model, data=torch.cat([ids, ids.flip(1)]), self_check=False), atol=2e-5)
 
 
 def test_tokens_that_a_cache_took_back_are_told() -> None:
