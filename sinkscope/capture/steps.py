@@ -66,11 +66,14 @@ class Whole:
         if cuts is None:
             return [(slice(0, self.heard.rows), None, self.maps[0].sums(), {})]
         own = self.maps if len(self.maps) == len(cuts) else [self.maps[0].row(cut.index) for cut in cuts]
-        counts = [len(range(*cut.rows(self.queries).indices(self.queries))) for cut in cuts]
-        return [
-            (cut.batch_row, cut, rows.begun(count).sums(), {})
-            for cut, rows, count in zip(cuts, own, counts, strict=True)
-        ]
+        parts = list[Part]()
+        for cut, rows in zip(cuts, own, strict=True):
+            queries, keys = (
+                len(range(size)[cut.rows(size, side)])
+                for side, size in (("queries", self.queries), ("keys", self.keys))
+            )
+            parts.append((cut.batch_row, cut, rows.begun(queries, keys).sums(), {}))
+        return parts
 
 
 class Steps:

@@ -18,6 +18,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
+    EncoderDecoderCache,
+    LEDConfig,
+    LEDForConditionalGeneration,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
@@ -175,6 +178,31 @@ def test_a_static_cache_may_be_emptied_and_filled_again() -> None:
         cache.reset()
     assert not seen.left_out
     assert_same(seen.run(), sinkscope.scan(model, data=torch.cat([ids, ids.flip(1)]), self_check=False), atol=2e-5)
+
+
+def test_another_text_of_as_many_tokens_is_not_cut_where_a_sequence_has_ended() -> None:
+    """LED's cross-attention, in its own code, over 20 steps and the 20 tokens of its encoder."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LEDConfig(
+            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=48, decoder_ffn_dim=48, attention_window=4, max_encoder_position_embeddings=32,
+            max_decoder_position_embeddings=32, vocab_size=VOCABULARY, pad_token_id=0, decoder_start_token_id=1,
+        )  # fmt: skip
+        model = LEDForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = 7
+    text, ids = torch.randint(8, VOCABULARY, (2, 2, 20), generator=torch.Generator().manual_seed(4))
+    ids[1, 12], ids[1, 13:] = 7, 0
+    mask = torch.ones_like(ids)
+    mask[1, 13:] = 0
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        given = {"encoder_outputs": model.get_encoder()(text)}
+        for piece in ids.split(1, 1):
+            model(decoder_input_ids=piece, **{CACHE: cache}, **given)
+    with torch.no_grad(), sinkscope.watch(model) as one:
+        model(input_ids=text, decoder_input_ids=ids, decoder_attention_mask=mask, use_cache=False)
+    assert_same(seen.run(), one.run(), atol=1e-4, tables=("heads", "layers"))
 
 
 def test_tokens_that_a_cache_took_back_are_told() -> None:

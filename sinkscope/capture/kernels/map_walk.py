@@ -135,13 +135,13 @@ class MapRows:
         """The same with 0 in the sums over queries of the sequences [B] that are False."""
         return self.changed(lambda sums: sums * sequences[:, None, None].to(sums.device), (*KEYS, *EARLY_KEYS))
 
-    def begun(self, queries: int) -> MapRows:
-        """The same of a sequence that ends after so many queries. No later query is in its `columns`."""
+    def begun(self, queries: int, keys: int) -> MapRows:
+        """The same of a sequence that ends after so many queries, which see the first keys, so many. No later query is
+        in its `columns`."""
         if queries >= self.queries:
             return self
         cut = self.changed(lambda tensor: tensor[..., :queries], QUERIES)
-        if self.keys == self.queries:
-            cut = cut.changed(lambda tensor: tensor[..., :queries], KEYS)
+        cut = cut.changed(lambda tensor: tensor[..., :keys], KEYS)
         return cut if queries >= EARLY else replace(cut, early=None, early_seen_by=None)
 
     def sums(self) -> AttentionSums:
