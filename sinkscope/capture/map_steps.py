@@ -62,6 +62,10 @@ class MapSteps:
         self._apply_move()
         if len(heard.parts) != len(self._passes):
             raise SinkscopeError(f"{self.name} attends over other sequences in a later pass over a cache: not read")
+        if not self._cuts and heard.rows != (held := self._passes[0][0].first.shape[0]):
+            raise SinkscopeError(
+                f"the cache of {self.name} holds {heard.rows} sequences after {held}: such a batch is not read"
+            )
         self._check_cache(heard)
         for number, (_, cut, rows) in enumerate(heard.parts):
             passes = self._passes[number]

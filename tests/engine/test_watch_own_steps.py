@@ -205,6 +205,16 @@ def test_another_text_of_as_many_tokens_is_not_cut_where_a_sequence_has_ended() 
     assert_same(seen.run(), one.run(), atol=1e-4, tables=("heads", "layers"))
 
 
+def test_sequences_that_a_cache_repeats_are_told() -> None:
+    model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, **{CACHE: cache})
+        cache.batch_repeat_interleave(2)
+        model(ids.repeat_interleave(2, 0)[:, :3], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="holds 4 sequences after 2"):
+        seen.run()
+
+
 def test_tokens_that_a_cache_took_back_are_told() -> None:
     model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
     with torch.no_grad(), sinkscope.watch(model) as seen:
