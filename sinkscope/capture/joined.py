@@ -196,24 +196,30 @@ class Joined:
         except ValueError as error:
             raise SinkscopeError(str(error)) from None
         spans, ends = sides[side].spans if side in sides else self._begun(wholes), self._ends()
-        self._check_ends(wholes, ends)
         if ends is not None:
-            starts = [start for start, _ in spans] if spans else [0] * len(ends)
-            spans = [*zip(starts, ends, strict=True)]
+            told = spans or [(0, self.length)] * len(ends)
+            spans = [(start, min(stop, end)) for (start, stop), end in zip(told, ends, strict=True)]
+        self._check_maps(wholes, spans)
         if spans is not None and (ends is not None or side not in sides):
             sides |= {side: Side(spans, self.length)}
         return Padding(sides, self.ids is not None), spans
 
-    def _check_ends(self, wholes: list[Whole], ends: list[int] | None) -> None:
-        """Raises SinkscopeError where queries of maps were left out behind a token that ended no text."""
-        if not self._ended or all(whole.maps is None for whole in wholes):
-            return
-        behind = self._ended[1].tolist()
-        if behind != [0 if ends is None else self.length - ends[row] for row in range(len(behind))]:
-            raise SinkscopeError(
-                "a sequence goes on behind a token that ends texts, which is not read where a model computes attention "
-                "in its own code"
-            )
+    def _check_maps(self, wholes: list[Whole], spans: list[Span] | None) -> None:
+        """Raises SinkscopeError where the queries of maps are not those of the valid positions: pass after pass they
+        were cut by the first mask and by the tokens that end a text, before the whole was known."""
+        behind = self._ended[1].tolist() if self._ended else []
+        for whole in wholes if len(self.passes) > 1 else ():
+            if whole.maps is None:
+                continue
+            for row in range(whole.heard.rows):
+                rows = whole.maps[row if len(whole.maps) == whole.heard.rows else 0].queries
+                whole_row = (0, whole.queries)
+                start, stop = spans[row] if spans is not None and whole.queries == self.length else whole_row
+                if rows - (behind[row] if behind else 0) != stop - start:
+                    raise SinkscopeError(
+                        f"{whole.heard.name} computes attention in its own code, and a sequence goes on behind a token "
+                        "that ends texts, or has padding that its first pass does not tell: neither is read"
+                    )
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
         """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""

@@ -215,6 +215,40 @@ def test_sequences_that_a_cache_repeats_are_told() -> None:
         seen.run()
 
 
+def masked_by_hand(model: Any, ids: Tensor, mask: Tensor, first: Tensor | None) -> Any:
+    """Watches a prompt of 12 tokens under the mask `first`, and steps over the others under `mask`."""
+    cache = DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :12], attention_mask=first, **{CACHE: cache})
+        for length in range(12, ids.shape[1]):
+            model(ids[:, length : length + 1], attention_mask=mask[:, : length + 1], **{CACHE: cache})
+    return seen
+
+
+def test_the_end_of_a_mask_counts_where_another_sequence_ends_by_its_last_token() -> None:
+    model = model_of("falcon")
+    model.generation_config.eos_token_id = 7
+    ids = torch.randint(8, VOCABULARY, (3, 30), generator=torch.Generator().manual_seed(4))
+    ids[0, 18], ids[0, 19:] = 7, 0
+    given = torch.ones_like(ids)
+    given[1, 21:] = 0
+    seen = masked_by_hand(model, ids, given, given[:, :12])
+    mask = given.clone()
+    mask[0, 19:] = 0
+    one = sinkscope.scan(model, data={"input_ids": ids, "attention_mask": mask}, self_check=False)
+    assert_same(seen.run(), one, atol=2e-5)
+
+
+@pytest.mark.parametrize("at", [slice(21, None), slice(4)])
+def test_padding_that_the_first_pass_does_not_tell_is_told(at: slice) -> None:
+    """The sums have the queries there, and the attention that these give."""
+    ids = torch.randint(8, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[1, at] = 0
+    with pytest.raises(SinkscopeError, match="has padding that its first pass does not tell"):
+        masked_by_hand(model_of("bloom"), ids, mask, None).run()
+
+
 def test_tokens_that_a_cache_took_back_are_told() -> None:
     model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
     with torch.no_grad(), sinkscope.watch(model) as seen:
