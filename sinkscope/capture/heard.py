@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
-from sinkscope.capture.padded import KEYS, Padding, masks_given
+from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import call_name
 from sinkscope.capture.views import Cut
@@ -187,6 +187,15 @@ class Pass:
     idle: frozenset[str] | None = None
     onward: Callable[[str, int], Onward | None] | None = None
     shares: list[Share] | None = None
+
+    @property
+    def masks_of_tokens(self) -> dict[str, Tensor]:
+        """The padding masks without one that is longer than the ids that it tells of: it covers a static cache, and
+        the attention shows which of its places are padding."""
+        side, ids = TARGET if self.decodes else OWN, self.ids
+        if self.cache is None or ids is None:
+            return self.masks
+        return {name: mask for name, mask in self.masks.items() if name != side or mask.shape[1] <= ids.shape[1]}
 
     @property
     def hidden_shapes(self) -> dict[str, torch.Size]:

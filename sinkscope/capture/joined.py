@@ -12,7 +12,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.capture.padded import OWN, TARGET, Padding, Side, valid_spans
@@ -239,7 +239,7 @@ class Joined:
 
     def _begun(self, wholes: list[Whole]) -> list[Span] | None:
         """The valid positions of each sequence, where no mask was given for them but a call's own hides their start."""
-        readings = [_beginnings(whole.call, self.length) for whole in wholes if whole.call is not None]
+        readings = [_beginnings(whole, self.length) for whole in wholes]
         starts = next((reading for reading in readings if reading is not None), None)
         if starts is None or not any(starts):
             return None
@@ -268,9 +268,14 @@ class Joined:
         return [site.whole(read, taken) for site in self._sites.values()]
 
 
-def _beginnings(call: AttentionCall, length: int) -> list[int] | None:
-    """The first valid position of each sequence: its query sees itself alone. None where the mask does not tell."""
-    spans = call.visible.spans
+def _beginnings(whole: Whole, length: int) -> list[int] | None:
+    """The first valid position of each sequence: its query sees itself alone. None where the mask does not tell. Maps
+    were cut there already."""
+    if whole.maps is not None:
+        cut = len(whole.maps) == whole.heard.rows and (whole.queries, whole.keys) == (length, length)
+        return [length - rows.queries for rows in whole.maps] if cut else None
+    assert whole.call is not None
+    call, spans = whole.call, whole.call.visible.spans
     if spans is None or call.lengths != (length, length) or spans[0].shape[0] == 1:
         return None
     places = torch.arange(length, device=spans[0].device)

@@ -55,7 +55,7 @@ from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.private_doors import in_backward
 from sinkscope.capture.registries import READ, is_own, uncompiled
 from sinkscope.capture.sites import call_name, head_counts, place_of, stream_of
-from sinkscope.capture.views import cut_maps
+from sinkscope.capture.views import begun_cuts, cut_maps
 from sinkscope.errors import SinkscopeError, first_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"
@@ -282,9 +282,8 @@ class Listener:
         seq2seq = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         now.given = given_digests(args, kwargs, now.batch, now.ids is not None, seq2seq)
         try:
-            now.padding = (
-                Padding() if now.cache is not None and now.before else Padding.of(now.masks, now.ids is not None)
-            )
+            later = now.cache is not None and now.before
+            now.padding = Padding() if later else Padding.of(now.masks_of_tokens, now.ids is not None)
         except ValueError as error:
             now.refused = str(error)
         self._now, self._error = now, sys.exc_info()[1]
@@ -413,6 +412,8 @@ class Listener:
             if not counts and queries != keys:
                 return
             cuts = self._now.padding.cuts(found.module, place, among)
+            if cuts is None and self._now.cache is not None and self._place(found.module, False) != "cross":
+                cuts = begun_cuts(seen)
             onward = Onward(cuts, [0] * (1 if cuts is None else len(cuts)))
         maps = zip(cut_maps(found.module, seen, onward.cuts), onward.befores, strict=True)
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]

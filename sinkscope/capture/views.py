@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.inline.calls import same_values, sequences_first, turned_fold
 from sinkscope.capture.kernels.attend import read
-from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_keys
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.output_projection import factors_of, projection_weight
 from sinkscope.capture.plan import INLINE
@@ -264,6 +264,27 @@ class Views:
             entry = bits, factors_of(weight, site.heads, site.value_dim)
             self._factors[site.projection] = entry
         return entry[1]
+
+
+def begun_cuts(seen: AttentionMap) -> list[Cut] | None:
+    """How the map of a first pass over a cache is cut where it shows padding before the sequences: the first query that
+    sees its own key alone is a sequence's first. None where it shows none."""
+    if seen.logits is None:
+        return None
+    queries, keys = seen.probabilities.shape[-2:]
+
+    def alone(stop: int) -> Tensor:
+        shown = shown_keys(logits[:, :, :stop])[..., :keys]
+        return ((shown.sum(-1) == 1) & shown.diagonal(0, -2, -1)).all(1)
+
+    logits = seen.logits
+    if queries > keys or bool(alone(1).all()):
+        return None
+    first = alone(queries)
+    if not bool(first.any(1).all()):
+        return None
+    starts = first.int().argmax(1).tolist()
+    return [Cut(row, ((start, queries), queries), ((start, keys), keys)) for row, start in enumerate(starts)]
 
 
 def cut_maps(name: str, seen: AttentionMap, cuts: list[Cut] | None) -> Iterator[tuple[slice, Cut | None, AttentionMap]]:

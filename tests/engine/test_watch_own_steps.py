@@ -150,9 +150,11 @@ def test_another_text_is_read_over_all_steps() -> None:
     assert_same(run, one.run(), atol=2e-5, tables=("heads", "layers"))  # curves end with the encoder's text or not
 
 
+@pytest.mark.parametrize("left", [0, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_static_cache_is_read_without_its_empty_places(family: str) -> None:
-    model, given = model_of(family), prompt()
+def test_a_static_cache_is_read_without_its_empty_places(family: str, left: int) -> None:
+    """`generate` makes masks over the whole cache of some models, of 2 axes or of 4: the maps show the padding."""
+    model, given = model_of(family), prompt(left)
     try:
         unwatched = generate(model, given, cache_implementation="static")
     except (ValueError, RuntimeError) as error:
@@ -178,41 +180,6 @@ def test_a_static_cache_may_be_emptied_and_filled_again() -> None:
         cache.reset()
     assert not seen.left_out
     assert_same(seen.run(), sinkscope.scan(model, data=torch.cat([ids, ids.flip(1)]), self_check=False), atol=2e-5)
-
-
-def test_another_text_of_as_many_tokens_is_not_cut_where_a_sequence_has_ended() -> None:
-    """LED's cross-attention, in its own code, over 20 steps and the 20 tokens of its encoder."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = LEDConfig(
-            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=48, decoder_ffn_dim=48, attention_window=4, max_encoder_position_embeddings=32,
-            max_decoder_position_embeddings=32, vocab_size=VOCABULARY, pad_token_id=0, decoder_start_token_id=1,
-        )  # fmt: skip
-        model = LEDForConditionalGeneration(config).eval()
-    model.generation_config.eos_token_id = 7
-    text, ids = torch.randint(8, VOCABULARY, (2, 2, 20), generator=torch.Generator().manual_seed(4))
-    ids[1, 12], ids[1, 13:] = 7, 0
-    mask = torch.ones_like(ids)
-    mask[1, 13:] = 0
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    with torch.no_grad(), sinkscope.watch(model) as seen:
-        given = {"encoder_outputs": model.get_encoder()(text)}
-        for piece in ids.split(1, 1):
-            model(decoder_input_ids=piece, **{CACHE: cache}, **given)
-    with torch.no_grad(), sinkscope.watch(model) as one:
-        model(input_ids=text, decoder_input_ids=ids, decoder_attention_mask=mask, use_cache=False)
-    assert_same(seen.run(), one.run(), atol=1e-4, tables=("heads", "layers"))
-
-
-def test_sequences_that_a_cache_repeats_are_told() -> None:
-    model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
-    with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids, **{CACHE: cache})
-        cache.batch_repeat_interleave(2)
-        model(ids.repeat_interleave(2, 0)[:, :3], **{CACHE: cache})
-    with pytest.raises(SinkscopeError, match="holds 4 sequences after 2"):
-        seen.run()
 
 
 def masked_by_hand(model: Any, ids: Tensor, mask: Tensor, first: Tensor | None) -> Any:
@@ -247,6 +214,41 @@ def test_padding_that_the_first_pass_does_not_tell_is_told(at: slice) -> None:
     mask[1, at] = 0
     with pytest.raises(SinkscopeError, match="has padding that its first pass does not tell"):
         masked_by_hand(model_of("bloom"), ids, mask, None).run()
+
+
+def test_sequences_that_a_cache_repeats_are_told() -> None:
+    model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, **{CACHE: cache})
+        cache.batch_repeat_interleave(2)
+        model(ids.repeat_interleave(2, 0)[:, :3], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="holds 4 sequences after 2"):
+        seen.run()
+
+
+def test_another_text_of_as_many_tokens_is_not_cut_where_a_sequence_has_ended() -> None:
+    """LED's cross-attention, in its own code, over 20 steps and the 20 tokens of its encoder."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LEDConfig(
+            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=48, decoder_ffn_dim=48, attention_window=4, max_encoder_position_embeddings=32,
+            max_decoder_position_embeddings=32, vocab_size=VOCABULARY, pad_token_id=0, decoder_start_token_id=1,
+        )  # fmt: skip
+        model = LEDForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = 7
+    text, ids = torch.randint(8, VOCABULARY, (2, 2, 20), generator=torch.Generator().manual_seed(4))
+    ids[1, 12], ids[1, 13:] = 7, 0
+    mask = torch.ones_like(ids)
+    mask[1, 13:] = 0
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        given = {"encoder_outputs": model.get_encoder()(text)}
+        for piece in ids.split(1, 1):
+            model(decoder_input_ids=piece, **{CACHE: cache}, **given)
+    with torch.no_grad(), sinkscope.watch(model) as one:
+        model(input_ids=text, decoder_input_ids=ids, decoder_attention_mask=mask, use_cache=False)
+    assert_same(seen.run(), one.run(), atol=1e-4, tables=("heads", "layers"))
 
 
 def test_tokens_that_a_cache_took_back_are_told() -> None:

@@ -212,6 +212,11 @@ def _padded(tensor: Tensor, keys: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, keys - tensor.shape[-1]))
 
 
+def shown_keys(logits: Tensor) -> Tensor:
+    """Which keys each query sees, from the logits of its row."""
+    return logits > logits.amax(-1, keepdim=True) - HIDDEN_GAP
+
+
 def map_sums(seen: AttentionMap, block_bytes: int | None = None) -> AttentionSums:
     """AttentionSums from a map. Probabilities in half precision are recomputed from their logits.
 
@@ -288,8 +293,7 @@ class _MapWalk:
     def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
         """Fills margin, gap and largest for a block of queries; returns which keys each query sees."""
         taken = self.rows
-        peak = logits.amax(-1, keepdim=True)
-        shown = logits > peak - HIDDEN_GAP
+        shown = shown_keys(logits)
         kept = logits.masked_fill(~shown, -torch.inf)
         margin = kept[..., 0] - kept[..., 1:].logsumexp(-1)
         taken.margin[..., rows] = margin.masked_fill(~margin.isfinite(), torch.nan)
