@@ -336,3 +336,27 @@ def test_a_cache_of_the_models_own_is_told(in_own_code: bool, step: int, said: s
     assert run.manifest.data[0].sequences == 2
     assert run.manifest.data[0].seq_len == 10
     assert [said in line and f"({8 // step} times)" in line for line in seen.left_out] == [True]
+
+
+class LastOfAll(nn.Module):
+    """The last four positions read all positions up to their own, as in Perceiver AR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.qkv(x).split(16, 2))
+        seen = torch.ones(4, x.shape[1], dtype=torch.bool).tril(x.shape[1] - 4)
+        written = nn.functional.scaled_dot_product_attention(query[:, :, -4:], key, value, attn_mask=seen)
+        return written.transpose(1, 2).flatten(2)
+
+
+def test_keys_that_a_pass_was_given_are_those_of_no_cache() -> None:
+    x = torch.randn(2, 18, 16, generator=torch.Generator().manual_seed(5))
+    model = LastOfAll()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(x)
+    run = seen.run()
+    assert not seen.left_out
+    assert len(run.heads) == 2

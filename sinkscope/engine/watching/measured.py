@@ -92,7 +92,8 @@ class Measurer:
         every = joined.wholes()
         wholes, pieces = [whole for whole in every if whole.queries > 1], _in_pieces(every)
         if joined.passes[0].cache is None:
-            _check_cache([whole for whole in wholes or every if whole.heard.module not in pieces])
+            own = [whole for whole in wholes or every if whole.heard.module not in pieces]
+            _check_cache(own, {joined.length, joined.passes[0].second})
         if not wholes:
             if unread := joined.passes[0].unmatched | joined.passes[0].split:
                 raise SinkscopeError(not_read(unread))
@@ -213,12 +214,17 @@ def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords:
     return Plan(sites_of(model, [*seen.values()]), tuple(sorted(unread)), 0, failures, keywords)
 
 
-def _check_cache(wholes: list[Whole]) -> None:
+def _check_cache(wholes: list[Whole], given: set[int | None]) -> None:
     """Raises SinkscopeError where a call goes on with earlier ones over a cache that no object of transformers holds:
-    its queries see all keys before them, and so many more."""
+    its queries see all keys before them, and so many more, and the keys are not the tokens that the pass was given."""
     for whole in wholes:
         past = whole.keys - whole.queries
-        if past > 0 and not whole.cross and torch.equal(whole.ends, torch.arange(past + 1, whole.keys + 1)):
+        if (
+            past > 0
+            and whole.keys not in given
+            and not whole.cross
+            and torch.equal(whole.ends, torch.arange(past + 1, whole.keys + 1))
+        ):
             raise SinkscopeError(not_followed(whole.heard.name, whole.queries))
 
 
