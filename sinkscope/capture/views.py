@@ -268,7 +268,8 @@ class Views:
 
 def begun_cuts(seen: AttentionMap) -> list[Cut] | None:
     """How the map of a first pass over a cache is cut where it shows padding before the sequences: the first query that
-    sees its own key alone is a sequence's first. None where it shows none."""
+    sees its own key alone is a sequence's first. None where it shows none. Raises SinkscopeError where a sequence sees
+    no key."""
     if seen.logits is None:
         return None
     queries, keys = seen.probabilities.shape[-2:]
@@ -282,6 +283,8 @@ def begun_cuts(seen: AttentionMap) -> list[Cut] | None:
         return None
     first = alone(queries)
     if not bool(first.any(1).all()):
+        if not bool(shown_keys(logits)[..., :keys].flatten(1).any(1).all()):
+            raise SinkscopeError("a sequence has no token in the first pass over a cache: its padding cannot be told")
         return None
     starts = first.int().argmax(1).tolist()
     return [Cut(row, ((start, queries), queries), ((start, keys), keys)) for row, start in enumerate(starts)]

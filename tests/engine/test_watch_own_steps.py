@@ -182,6 +182,19 @@ def test_a_static_cache_may_be_emptied_and_filled_again() -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=torch.cat([ids, ids.flip(1)]), self_check=False), atol=2e-5)
 
 
+def test_a_sequence_without_a_token_in_the_first_pass_is_told() -> None:
+    model, ids = model_of("xglm"), prompt()["input_ids"]
+    mask = torch.ones(2, 1, 12, 12).tril()
+    mask[1, :, :, :6] = 0
+    mask = (1 - mask) * torch.finfo(torch.float32).min
+    cache = DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for start, stop in ((0, 5), (5, 12)):
+            model(ids[:, start:stop], attention_mask=mask[:, :, start:stop, :stop], **{CACHE: cache})
+    with pytest.raises(SinkscopeError, match="has no token in the first pass"):
+        seen.run()
+
+
 def masked_by_hand(model: Any, ids: Tensor, mask: Tensor, first: Tensor | None) -> Any:
     """Watches a prompt of 12 tokens under the mask `first`, and steps over the others under `mask`."""
     cache = DynamicCache()
