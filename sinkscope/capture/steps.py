@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -290,9 +291,9 @@ class Steps:
         spans = from_spans(starts, ends, self._rows)
         return (spans.seen_by > 0).any(1)
 
-    def whole(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> Whole:
-        """The call over whole sequences. `known`: what was joined of masks that other calls share. `taken`: what
-        belongs to the sequences of each pass."""
+    def whole(self, known: dict[tuple[object, ...], Any], taken: list[Taken]) -> Whole:
+        """The call over whole sequences. `known`: what was joined of masks and biases that other calls share. `taken`:
+        what belongs to the sequences of each pass."""
         first, stream = self._heard[0], partial(self._stream, taken)
         if self._maps is not None:
             return self._whole_maps(self._maps, taken)
@@ -336,7 +337,7 @@ class Steps:
     def _rows_of(self, name: str, taken: list[Taken], axis: int) -> Tensor | None:
         return _along([getattr(heard, name) for heard in self._heard], taken, axis)
 
-    def _joined_call(self, known: dict[tuple[object, ...], Visibility], taken: list[Taken]) -> AttentionCall:
+    def _joined_call(self, known: dict[tuple[object, ...], Any], taken: list[Taken]) -> AttentionCall:
         calls = self._calls
         query = joined([call.query for call in calls], taken, 2)
         if self.cross:
@@ -350,10 +351,8 @@ class Steps:
                     f"the {beyond[0] if beyond else 'sinks'} of {self.name} changes from step to step over a cache, "
                     "which is not read: run it with use_cache=False"
                 )
-        biases = [call.bias for call in calls]
-        if self._held is not None and (
-            any(v.spans is None for v in self._visible) or any(b is not None for b in biases)
-        ):
+        added = any(call.bias is not None for call in calls) or any(visible.spans is None for visible in self._visible)
+        if self._held is not None and added:
             raise SinkscopeError(
                 f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
                 "use_cache=False"
@@ -369,11 +368,21 @@ class Steps:
             else:
                 joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
                 known[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
-        visible = known[shared]
+        visible: Visibility = known[shared]
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
-        bias = None if biases[0] is None else self._rows_of_keys(biases, taken, key.shape[2])
+        bias = self._bias(known, taken, key.shape[2])
         call = replace(calls[0], query=query, key=key, value=value, mask=mask, bias=bias, causal=False)
         return call.with_visible(visible)
+
+    def _bias(self, known: dict[tuple[object, ...], Any], taken: list[Taken], keys: int) -> Tensor | None:
+        biases = [call.bias for call in self._calls]
+        if all(bias is None for bias in biases):
+            return None
+        shared = (*map(id, biases), *self._offsets, keys)
+        if shared not in known:
+            known[shared] = self._rows_of_keys(biases, taken, keys)
+        bias: Tensor = known[shared]
+        return bias
 
     def _rows_of_keys(self, pieces: list[Tensor | None], taken: list[Taken], keys: int) -> Tensor:
         """(b | 1, h | 1, T, keys): what the passes' masks or biases say of the keys that their queries had, of which
