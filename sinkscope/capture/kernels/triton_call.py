@@ -34,18 +34,18 @@ def tiles(dtype: torch.dtype, width: int, masked: bool) -> Tiles:
     """The tile for a dtype and a width: the largest of q, k and v, rounded up to a power of two. `masked`: a mask or a
     bias is read beside the keys.
 
-    The choice is fixed, not tuned at run time, so that results are the same bytes each time. docs/speed.md says what
-    it takes. A tile of 128 queries would read keys half as often, but spills registers. A second stage, which loads
-    keys while others are multiplied, spills in `row_sums` where a mask is loaded ahead as well. Float32 products run
-    without tensor cores, from registers, a slice of the channels at a time. So do the widest heads, whose channels do
-    not fit into shared memory together.
+    The choice is fixed, not tuned at run time, so that results are the same bytes each time. docs/speed.md says what it
+    takes. A tile of 128 queries would read keys half as often, but spills registers; of float32, one of 64 queries
+    does, too. A second stage, which loads keys while others are multiplied, spills in `row_sums` where a mask is loaded
+    ahead as well. Float32 products run without tensor cores, from registers, a slice of the channels at a time. So do
+    the widest heads, whose channels do not fit into shared memory together.
     """
     if dtype == torch.float32:
         if width > 256:
             return Tiles(32, 16, 32, 8, 1, 1)
         if width > 128:
             return Tiles(64, 32, 32, 8, 1, 1)
-        return Tiles(64, 32, 16, 4, 1, 1) if width <= 64 else Tiles(64, 16, 16, 8, 1, 1)
+        return Tiles(32, 32, 16, 4 if width <= 64 else 8, 1, 1)
     if width > 256:
         return Tiles(32, 32, 64, 8, 1, 1)
     return Tiles(64, 32, width, 8, 1 if masked and width > 64 else 2, 2)
