@@ -108,7 +108,7 @@ def _sinks(view: LayerView) -> Bool[Tensor, "batch head key"]:
 
 def _need_softmax(view: LayerView) -> None:
     """Raises Missing where attention is unnormalised weights, which no threshold fits."""
-    if view.site.score != "softmax" or view.attention.row_total is not None:
+    if view.site.score != "softmax" or not view.attention.of_shares:
         raise Missing
 
 

@@ -71,6 +71,11 @@ class AttentionSums:
     row_total: Float[Tensor, "batch head query"] | None = None
 
     @property
+    def of_shares(self) -> bool:
+        """Whether every row is a distribution over its keys and learned sinks."""
+        return self.row_total is None or not bool(self.learned_sink.isnan().all())
+
+    @property
     def total(self) -> Float[Tensor, "batch head query"]:
         """sum_j |A[i,j]|."""
         return torch.ones_like(self.first) if self.row_total is None else self.row_total
