@@ -365,7 +365,7 @@ def test_shares_before_the_peak_add_up_to_1_and_padding_changes_nothing(family: 
 @pytest.mark.slow
 def test_no_spike_and_no_parts_are_said_in_words(tmp_path: Any) -> None:
     plain, blind = spikes(tiny("llama"), random_ids(1, 12)), spikes(tiny("bert"), random_ids(1, 12))
-    for run, words in ((plain, "Spikes: no massive activation."), (blind, "Spikes: the blocks do not add")):
+    for run, words in ((plain, "Spikes: no massive activation."), (blind, "Spikes: no two modules of a block add up")):
         assert len(run.measured["spikes"]) == 0
         assert any(line.startswith(words) for line in run.summary.streams["text"].in_words)
     plain.save(tmp_path / "run")

@@ -182,7 +182,12 @@ def windows_of_masks() -> Iterator[Callable[[Tensor | None], int | None]]:
 
 def _address(mask: Tensor) -> int | None:
     """The same for a mask and its slices; None where its numbers stand nowhere."""
-    return None if mask.is_meta or isinstance(mask, LazyMask) else mask.untyped_storage().data_ptr() or None
+    if mask.is_meta or isinstance(mask, LazyMask):
+        return None
+    try:
+        return mask.untyped_storage().data_ptr() or None
+    except RuntimeError:  # a tensor of somebody's own kind, whose storage is none of torch's
+        return None
 
 
 class _MaskNeeded(Exception):
