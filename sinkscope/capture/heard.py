@@ -210,10 +210,15 @@ class Pass:
         }
 
 
+def shown_name(call: str) -> str:
+    """The name of a call or module in a sentence."""
+    return call or "the model itself"
+
+
 def not_followed(name: str, queries: int) -> str:
     """Why a call with more keys than queries is left out, where no cache object of transformers says whose keys they
     are."""
-    who = name or "the model itself"
+    who = shown_name(name)
     if queries == 1:
         return f"{who} attends from one position alone: pooling, or a cache of the model's own, which is not followed"
     return f"{who} attends to keys of earlier passes: a cache of the model's own is not followed"

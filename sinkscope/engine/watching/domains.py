@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Plan, Site
+from sinkscope.capture.heard import shown_name
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
@@ -18,7 +19,7 @@ from sinkscope.engine.manifest import describe
 from sinkscope.engine.measurement import Measurement
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.shards import Shards
-from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of, shown_name
+from sinkscope.engine.watching.measured import BOUNDS, Calls, Measurer, Sequences, plan_of
 from sinkscope.inputs import Corpus, TokenRules, token_rules
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.signals import KindNames

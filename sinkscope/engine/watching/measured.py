@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
-from sinkscope.capture.heard import not_followed
+from sinkscope.capture.heard import not_followed, shown_name
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
@@ -198,11 +198,6 @@ def not_read(modules: Iterable[str]) -> str:
     """What is said of modules whose attention could not be read."""
     names = ", ".join(map(shown_name, sorted(modules)))
     return f"attention that is no map of queries and keys was not read: {names}"
-
-
-def shown_name(call: str) -> str:
-    """The name of a call or module in a sentence."""
-    return call or "the model itself"
 
 
 def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
