@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
-from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.capture.padded import OWN, TARGET, Padding, Side, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.sites import stream_of
@@ -263,9 +262,9 @@ class Joined:
                     f"keys or values in the cache of {site.name} first changed after the second pass (some caches "
                     "round them, some presses overwrite those that they drop): this is read on a CPU alone"
                 )
-        read: dict[tuple[object, ...], Visibility] = {}
+        known: dict[tuple[object, ...], object] = {}
         taken = self._taking.of_last()
-        return [site.whole(read, taken) for site in self._sites.values()]
+        return [site.whole(known, taken) for site in self._sites.values()]
 
 
 def _beginnings(whole: Whole, length: int) -> list[int] | None:

@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinkscope.capture.call_rows import CallRows
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept, Onward
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import MapRows
 from sinkscope.capture.map_steps import MapSteps
-from sinkscope.capture.masks.lazy import made_in_strips
-from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
+from sinkscope.capture.masks.visibility import Visibility, from_spans
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
 from sinkscope.capture.views import Cut, Part, Stream
 from sinkscope.errors import SinkscopeError
-
-JOINED = frozenset({
-    *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "score"),
-})  # fmt: skip
-"""The fields of a call whose rows can be put together."""
 
 NO_WEIGHT = 1e-30
 """Less attention than this changes no number in float32. The compiled exponential gives no less than 1e-38."""
@@ -85,12 +79,10 @@ class Steps:
         self.changed: list[Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
-        self._calls: list[AttentionCall] = []
+        self._calls = CallRows(heard.name)
         self._nothing: tuple[Tensor, Tensor] | None = None
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._visible: list[Visibility] = []
-        self._offsets: list[int] = []
         self._sums = SlotSums()
         self._maps: MapSteps | None = None
         self._held: StillCached | None = None
@@ -117,7 +109,7 @@ class Steps:
         else:
             call = masks.read(call)
         if call is not None:
-            self._calls.append(call)
+            self._calls.calls.append(call)
             heard.call, heard.key, heard.value, heard.versions = None, None, None, ()  # every step's keys are T^2
         self._heard.append(heard)
         self._around.append(around)
@@ -215,8 +207,8 @@ class Steps:
             if not self._keys:
                 self._keys, self._values = [call.key.clone()], [call.value.clone()]
                 call = replace(call, key=self._keys[0], value=self._values[0]).with_visible(visible)
-            self._visible.append(visible)
-            self._offsets.append(0)
+            self._calls.visible.append(visible)
+            self._calls.offsets.append(0)
             return call
         total = before + new
         if keys > total:
@@ -257,8 +249,8 @@ class Steps:
         self._slots = keys
         self._keys.append(fresh[0])
         self._values.append(fresh[1])
-        self._visible.append(visible)
-        self._offsets.append(offset)
+        self._calls.visible.append(visible)
+        self._calls.offsets.append(offset)
         return fresh
 
     def _find(self, call: AttentionCall, past: int, passes: Taking, changed: bool = False) -> bool:
@@ -287,36 +279,30 @@ class Steps:
 
     def _ever_seen(self, taken: list[Taken]) -> Tensor:
         """(B | 1, T): whether any query so far saw the key of each token."""
-        starts, ends = (self._edges(edge, taken) for edge in (0, 1))
+        starts, ends = (self._calls.edges(edge, taken) for edge in (0, 1))
         spans = from_spans(starts, ends, self._rows)
         return (spans.seen_by > 0).any(1)
 
-    def whole(self, known: dict[tuple[object, ...], Any], taken: list[Taken]) -> Whole:
+    def whole(self, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Whole:
         """The call over whole sequences. `known`: what was joined of masks and biases that other calls share. `taken`:
         what belongs to the sequences of each pass."""
         first, stream = self._heard[0], partial(self._stream, taken)
         if self._maps is not None:
             return self._whole_maps(self._maps, taken)
         if len(self._heard) == 1 and taken[0].tokens is None:
-            call = self._calls[0]
+            call = self._calls.calls[0]
             return Whole(
                 first, *call.lengths, call, None, self.named_cross, first.query, call.key, call.value, first.output,
                 first.projected, stream,
             )  # fmt: skip
-        call = self._joined_call(known, taken)
+        if self.cross:
+            key, value = (taken[0].batch(pieces[0]) for pieces in (self._keys, self._values))
+        else:
+            key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
+        call = self._calls.joined(key, value, None if self._held is None else self._held.end, known, taken)
         output, read_next = self._rows_of("output", taken, 1), self._rows_of("projected", taken, 1)
         return Whole(
-            first,
-            *call.lengths,
-            call,
-            None,
-            self.named_cross,
-            call.query,
-            call.key,
-            call.value,
-            output,
-            read_next,
-            stream,
+            first, *call.lengths, call, None, self.named_cross, call.query, key, value, output, read_next, stream
         )
 
     def _whole_maps(self, maps: MapSteps, taken: list[Taken]) -> Whole:
@@ -336,78 +322,6 @@ class Steps:
 
     def _rows_of(self, name: str, taken: list[Taken], axis: int) -> Tensor | None:
         return _along([getattr(heard, name) for heard in self._heard], taken, axis)
-
-    def _joined_call(self, known: dict[tuple[object, ...], Any], taken: list[Taken]) -> AttentionCall:
-        calls = self._calls
-        query = joined([call.query for call in calls], taken, 2)
-        if self.cross:
-            key, value = (taken[0].batch(pieces[0]) for pieces in (self._keys, self._values))
-        else:
-            key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
-        for call in calls:
-            beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
-            if beyond or (call.sinks is not None and call.sinks.shape[2] != 1):
-                raise SinkscopeError(
-                    f"the {beyond[0] if beyond else 'sinks'} of {self.name} changes from step to step over a cache, "
-                    "which is not read: run it with use_cache=False"
-                )
-        added = any(call.bias is not None for call in calls) or any(visible.spans is None for visible in self._visible)
-        if self._held is not None and added:
-            raise SinkscopeError(
-                f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
-                "use_cache=False"
-            )
-        shared: tuple[object, ...] = (*map(id, self._visible), *self._offsets, key.shape[2])
-        if self._held is not None:
-            end = _ends_of_heads(self._held.end, query.shape[1])
-            shared = (end.shape, end.cpu().numpy().tobytes(), key.shape[2])
-        if shared not in known:
-            if any(visible.spans is None for visible in self._visible):
-                mask = self._rows_of_keys([visible.mask for visible in self._visible], taken, key.shape[2])
-                known[shared] = read_mask(mask, False, query.shape[2], key.shape[2], query.device)
-            else:
-                joint = from_spans(self._edges(0, taken), self._edges(1, taken), key.shape[2])
-                known[shared] = joint if self._held is None else _without(joint, end, query.shape[0])
-        visible: Visibility = known[shared]
-        mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
-        bias = self._bias(known, taken, key.shape[2])
-        call = replace(calls[0], query=query, key=key, value=value, mask=mask, bias=bias, causal=False)
-        return call.with_visible(visible)
-
-    def _bias(self, known: dict[tuple[object, ...], Any], taken: list[Taken], keys: int) -> Tensor | None:
-        biases = [call.bias for call in self._calls]
-        if all(bias is None for bias in biases):
-            return None
-        shared = (*map(id, biases), *self._offsets, keys)
-        if shared not in known:
-            known[shared] = self._rows_of_keys(biases, taken, keys)
-        bias: Tensor = known[shared]
-        return bias
-
-    def _rows_of_keys(self, pieces: list[Tensor | None], taken: list[Taken], keys: int) -> Tensor:
-        """(b | 1, h | 1, T, keys): what the passes' masks or biases say of the keys that their queries had, of which
-        the first stands at the pass's offset; the others are hidden."""
-        rows = list[Tensor]()
-        for piece, offset, part, call in zip(pieces, self._offsets, taken, self._calls, strict=True):
-            if piece is None or (rows and piece.dtype != rows[0].dtype):
-                raise SinkscopeError(
-                    f"{self.name} has a mask or a bias in some passes over a cache alone, which is not read: run it "
-                    "with use_cache=False"
-                )
-            own = part.shared(piece.expand(-1, -1, call.query.shape[2], -1), 2)
-            hidden = False if piece.dtype == torch.bool else torch.finfo(piece.dtype).min
-            rows.append(torch.nn.functional.pad(own, (offset, keys - offset - own.shape[3]), value=hidden))
-        sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
-        return torch.cat([row.expand(*sizes, -1, -1) for row in rows], 2)
-
-    def _edges(self, edge: int, taken: list[Taken]) -> Tensor:
-        """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""
-        rows = []
-        for visible, offset, part in zip(self._visible, self._offsets, taken, strict=True):
-            assert visible.spans is not None
-            rows.append(part.shared(torch.where(visible.counts > 0, visible.spans[edge] + offset, 0), 2))
-        sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
-        return torch.cat([row.expand(*sizes, -1) for row in rows], 2)
 
     def _stream(self, taken: list[Taken], block: str | None) -> Stream:
         module = self._heard[0].module
@@ -463,38 +377,5 @@ def _first_seen(visible: Visibility, past: int, name: str) -> Tensor:
     raise SinkscopeError(f"{name} hides keys from some queries over a cache that changed others: it is not read")
 
 
-def _ends_of_heads(end: Tensor, heads: int) -> Tensor:
-    """(b | 1, h | 1, T), from the ends of KV heads; one row where all sequences, or all heads, have the same."""
-    end = end[:1] if bool((end == end[:1]).all()) else end
-    return end[:, :1] if bool((end == end[:, :1]).all()) else end.repeat_interleave(heads // end.shape[1], 1)
-
-
-def _without(joint: Visibility, end: Tensor, batch: int) -> Visibility:
-    """The same visibility, less the keys that queries from `end` on do not see; (b | 1, h | 1, T)."""
-    assert joint.spans is not None
-    starts, ends = joint.spans
-
-    def part(start: int, stop: int, low: int, high: int) -> Tensor:
-        columns = torch.arange(low, high, device=starts.device)
-        rows = torch.arange(start, stop, device=starts.device)[:, None]
-        inside = (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
-        return inside & (rows < end[..., None, low:high])
-
-    queries = starts.shape[2]
-    return read_mask(made_in_strips(part, batch, queries, joint.keys), False, queries, joint.keys, starts.device)
-
-
 def _cut(mask: Tensor | None, keys: int) -> Tensor | None:
     return None if mask is None else mask[..., :keys]
-
-
-def _mask_of(visible: Visibility, batch: int) -> Tensor:
-    """A mask that says the same as the spans, made in strips."""
-    assert visible.spans is not None
-    starts, ends = visible.spans
-
-    def part(start: int, stop: int, low: int, high: int) -> Tensor:
-        columns = torch.arange(low, high, device=starts.device)
-        return (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
-
-    return made_in_strips(part, batch, starts.shape[2], visible.keys)

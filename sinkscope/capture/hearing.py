@@ -1,0 +1,279 @@
+"""Hears the attention calls of one pass at a time, and keeps what each attended with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
+from sinkscope.capture.inline.calls import (
+    InlineCall,
+    SdpaCall,
+    mask_of,
+    same_values,
+    sequences_first,
+    turned_fold,
+)  # fmt: skip
+from sinkscope.capture.inline.mode import InlineWatch
+from sinkscope.capture.interface import call_of
+from sinkscope.capture.kernels.map_walk import map_rows
+from sinkscope.capture.keywords import unknown_keywords
+from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.plan import INLINE, INTERFACE
+from sinkscope.capture.precision import undisturbing
+from sinkscope.capture.registries import READ, is_own
+from sinkscope.capture.sites import call_name, head_counts, place_of, stream_of
+from sinkscope.capture.views import begun_cuts, cut_maps
+from sinkscope.errors import SinkscopeError, first_line
+
+FLEX, PAGED = "flex_attention", "paged|eager"
+
+
+class CallHearing:
+    """Hears the attention calls of `now`, the pass that runs; None = none runs, and nothing is heard.
+
+    `before_call()` is called before each is kept. `names`: the path of each module. `modules`: the paths of those whose
+    forward runs, the innermost last. `keywords` gets the unknown keywords of transformers' interface, each with the
+    path of the first module that was given it.
+    """
+
+    def __init__(self, model: nn.Module, before_call: Callable[[], None]) -> None:
+        self.model, self._before_call = model, before_call
+        self.now: Pass | None = None
+        self.names: Mapping[nn.Module, str] = {}
+        self.keywords: dict[str, str] = {}
+        self._torch = InlineWatch(self._found)
+        self._projections: dict[tuple[str, int], str | None] = {}
+        self._oblong = set[str]()
+
+    @property
+    def modules(self) -> list[str]:
+        return self._torch.modules
+
+    def begin(self, now: Pass) -> None:
+        """Hears `now` from here on. Its torch calls are looked at unless they are known to hold no attention."""
+        self.now = now
+        self._clear()
+        if now.idle is None:
+            self._torch.__enter__()
+
+    def end(self) -> Pass | None:
+        """Ends the pass that runs, and returns it with what was seen of softmaxes that are no attention."""
+        now, self.now = self.now, None
+        if now is None:
+            return None
+        now.unmatched = {module for module, count in self._torch.unmatched.items() if count > 0}
+        # Where a module names no head count, square maps beside others may be pieces of one map.
+        now.split = self._torch.split | self._oblong & {heard.module for heard in now.heard if heard.call is None}
+        if now.idle is None:
+            self._torch.__exit__(None, None, None)
+        self._clear()
+        return now
+
+    def _clear(self) -> None:
+        self._torch.modules[:] = [""]
+        self._torch.tracked.clear()
+        self._torch.unmatched.clear()
+        self._torch.split.clear()
+        self._oblong.clear()
+
+    def wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that transformers' interface gives a model, with an ear beside it.
+
+        A function that the user registered may compute anything: its torch calls are heard instead.
+        """
+        if self.now is None or not is_own(function) or function.__module__.startswith("sinkscope."):
+            return function
+        if name not in (*READ, FLEX, PAGED):
+            if self.now.shares is not None:
+                self._refuse(
+                    f"a continuous batch attends through {name!r}, which is not read: only 'sdpa' and 'paged|eager' of "
+                    "transformers 5.24 or newer are"
+                )
+            self._refuse(
+                f"the model attends through {name!r}, whose masks cannot be read: load it with "
+                "attn_implementation='sdpa' (or call model.set_attn_implementation('sdpa'))"
+            )
+            return function
+
+        def heard(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
+            *args: Any, **keywords: Any,
+        ) -> Any:  # fmt: skip
+            self._torch.pauses += 1
+            try:
+                result = function(module, query, key, value, attention_mask, *args, **keywords)
+            finally:
+                self._torch.pauses -= 1
+            self._aside(self._interface, module, (query, key, value), attention_mask, keywords, result[0])
+            return result
+
+        return heard
+
+    def _interface(
+        self, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], mask: Any, keywords: dict[str, Any],
+        output: Tensor,
+    ) -> None:  # fmt: skip
+        path = self.names.get(module)
+        if path is None:
+            self._refuse(f"an attention module outside the model was called: {type(module).__name__}")
+            return
+        rest = dict(keywords)
+        causal = rest.pop("is_causal", None)
+        for name in unknown_keywords(rest):
+            self.keywords.setdefault(name, path)
+        query, key, value = tensors
+        if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
+            mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
+        call = detached(call_of(module, query, key, value, mask, causal, rest))
+        heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
+        if self.now is not None and self.now.shares is not None:
+            ends = keywords.get("cu_seq_lens_k")
+            heard.ends = ends.tolist() if isinstance(ends, Tensor) else None
+
+    def _found(self, found: InlineCall | SdpaCall) -> None:
+        self._aside(self._sdpa if isinstance(found, SdpaCall) else self._map, found)
+
+    def _sdpa(self, found: SdpaCall) -> None:
+        assert self.now is not None
+        heads = self._heads(found.module, found.call.query, self.now.batch)
+        call = detached(found.unfolded(heads))
+        output = found.unfolded_output(heads or call.query.shape[1]).detach()
+        heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
+        heard.folded = _may_be_turned(found, heard)
+
+    def _heads(self, path: str, tensor: Tensor, rows: int | None) -> int | None:
+        """The heads of a tensor whose batch and heads may be one axis."""
+        if tensor.dim() == 4:
+            return int(tensor.shape[1])
+        counts = [count for count in head_counts(self.model, path) if tensor.shape[0] % count == 0]
+        if len(counts) == 1:
+            return counts[0]
+        return tensor.shape[0] // rows if rows and tensor.shape[0] % rows == 0 else None
+
+    def _map(self, found: InlineCall) -> None:
+        """Sums a map that the model formed. A softmax is not taken for attention where its head count is none that the
+        model names, or, where it names none, where queries and keys differ in number."""
+        assert self.now is not None
+        heads = self._heads(found.module, found.seen.probabilities, self.now.batch)
+        if heads is None:
+            return
+        seen = detached(found.unfolded(heads))
+        queries, keys = seen.probabilities.shape[-2:]
+        counts = head_counts(self.model, found.module)
+        if counts and heads not in counts:
+            return
+        name = call_name(found.module, self.now.counts[found.module])
+        if self.now.cache is None and (queries < 2 or (not counts and queries != keys)):
+            if found.module not in self._oblong and _goes_on(seen.probabilities):
+                self.now.over_cache = name, queries
+            if queries > 1:
+                self._oblong.add(found.module)
+            return
+        place = self._place(found.module, queries != keys)
+        among = {place} | {self._place(call.module, call.queries != call.keys) for call in self.now.heard}
+        onward = None if self.now.onward is None else self.now.onward(name, keys)
+        if onward is None:
+            if not counts and queries != keys:
+                return
+            cuts = self.now.padding.cuts(found.module, place, among)
+            if cuts is None and self.now.cache is not None and self._place(found.module, False) != "cross":
+                cuts = begun_cuts(seen)
+            onward = Onward(cuts, [0] * (1 if cuts is None else len(cuts)))
+        maps = zip(cut_maps(found.module, seen, onward.cuts), onward.befores, strict=True)
+        parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
+        heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
+        heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
+
+    def _place(self, path: str, cross: bool) -> str:
+        return place_of(stream_of(self.model, path, cross), path)
+
+    def _keep(
+        self, module: str, path: str, call: AttentionCall | None, output: Tensor | None, dropped: bool = False,
+        feeds: bool = False, seen: Any = None,
+    ) -> Heard:  # fmt: skip
+        now = self.now
+        assert now is not None
+        self._before_call()
+        record = call if call is not None else seen
+        probabilities = None if call is not None else seen.probabilities
+        shape = record.query.shape if probabilities is None else probabilities.shape
+        keys = record.key.shape[2] if probabilities is None else shape[3]
+        width = None if record.value is None else shape[1] * record.value.shape[-1]
+        keep = Kept.of if call is not None else Kept.safe  # the output shows what was written into a call's tensors
+        held = [None if tensor is None else keep(tensor) for tensor in (record.query, record.key, record.value, output)]
+        query, key, value, output = (None if entry is None else entry.tensor for entry in held)
+        kept = tuple(entry for entry in held if entry is not None)
+        heard = Heard(
+            module, now.counts[module], path, call, None, query, key, value, output,
+            shape[0], shape[1], shape[2], keys, dropped, self._projection(module, width),
+            output if feeds else None, kept,
+        )  # fmt: skip
+        now.heard.append(heard)
+        now.counts[module] += 1
+        return heard
+
+    def _projection(self, module: str, width: int | None) -> str | None:
+        if width is None:
+            return None
+        if (module, width) not in self._projections:
+            self._projections[module, width] = output_projection(self.model, module, width)
+        return self._projections[module, width]
+
+    def keep_read(self, name: str, read: Tensor) -> None:
+        """Keeps what an output projection reads of the last call that it belongs to."""
+        assert self.now is not None
+        if not self.now.heard:
+            return
+        heard = self.now.heard[-1]
+        if heard.output is None or read.numel() != heard.output.numel():
+            return
+        if heard.folded:
+            self._aside(self._unfold, heard, heard.output, read)
+        if heard.projection == name:
+            self._aside(self._keep_projected, heard, heard.output, read)
+
+    def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
+        first = sequences_first(output, read)
+        if first is False:
+            raise SinkscopeError(turned_fold(heard.name, True))
+        heard.folded = first is None
+
+    def _keep_projected(self, heard: Heard, output: Tensor, read: Tensor) -> None:
+        kept = Kept.of(read.reshape(output.shape))
+        # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
+        if heard.path != INLINE or same_values(kept.tensor, output):
+            heard.projected = kept.tensor
+            heard.versions = (*heard.versions, kept)
+
+    def _refuse(self, why: str) -> None:
+        if self.now is not None and self.now.refused is None:
+            self.now.refused = why
+
+    def _aside(self, work: Callable[..., None], *given: Any) -> None:
+        """Our own work in the middle of a pass: without gradients, in full precision, unheard. What fails in it is the
+        pass's `refused`, never the model's error."""
+        self._torch.pauses += 1
+        try:
+            with undisturbing():
+                work(*given)
+        except (SinkscopeError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+            self._refuse(first_line(error))
+        finally:
+            self._torch.pauses -= 1
+
+
+def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
+    """Whether sequences and heads came as one axis, in which either may be first."""
+    return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1
+
+
+def _goes_on(probabilities: Tensor) -> bool:
+    """Whether the queries of a map are the last of more keys, in causal order."""
+    past = probabilities.shape[-1] - probabilities.shape[-2]
+    if past <= 0:
+        return False
+    return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
