@@ -163,6 +163,10 @@ class Pass:
             modules that ran in them without attention, which need no hook; else None.
         onward: takes the name of a call and the number of its keys, and says how its map goes on (None where no earlier
             pass made the call); itself None in the first pass.
+        resumes: takes the name of a call, its keys and values, the number of its queries and a function that gives the
+            key after the last one that any of them sees. It finds out whether the pass goes on over a cache that the
+            model keeps itself, and sets `cache` then. None where no such sequence is open.
+        keeps: finds out whether a later pass may go on with this one in such a way.
         shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
     """
 
@@ -186,6 +190,8 @@ class Pass:
     entered: set[str] = field(default_factory=set)
     idle: frozenset[str] | None = None
     onward: Callable[[str, int], Onward | None] | None = None
+    resumes: Callable[[str, Tensor, Tensor, int, Callable[[], int]], None] | None = None
+    keeps: Callable[[], bool] | None = None
     shares: list[Share] | None = None
 
     @property
@@ -216,12 +222,11 @@ def shown_name(call: str) -> str:
 
 
 def not_followed(name: str, queries: int) -> str:
-    """Why a call with more keys than queries is left out, where no cache object of transformers says whose keys they
-    are."""
-    who = shown_name(name)
+    """Why a call with more keys than queries is left out, where nothing says whose keys they are."""
+    who, cache = shown_name(name), "keys in the model's own cache that the last pass did not leave there"
     if queries == 1:
-        return f"{who} attends from one position alone: pooling, or a cache of the model's own, which is not followed"
-    return f"{who} attends to keys of earlier passes: a cache of the model's own is not followed"
+        return f"{who} attends from one position alone: pooling, which is not read, or {cache}"
+    return f"{who} attends to {cache}"
 
 
 def detached(record: Record) -> Record:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
 from sinkscope.capture.inline.calls import (
     InlineCall,
@@ -19,7 +20,7 @@ from sinkscope.capture.inline.calls import (
 )  # fmt: skip
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import call_of
-from sinkscope.capture.kernels.map_walk import map_rows
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.plan import INLINE, INTERFACE
@@ -129,6 +130,7 @@ class CallHearing:
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
         call = detached(call_of(module, query, key, value, mask, causal, rest))
+        self._resume(path, call, query.shape[2], partial(_end_of, call))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
         if self.now is not None and self.now.shares is not None:
             ends = keywords.get("cu_seq_lens_k")
@@ -142,6 +144,7 @@ class CallHearing:
         heads = self._heads(found.module, found.call.query, self.now.batch)
         call = detached(found.unfolded(heads))
         output = found.unfolded_output(heads or call.query.shape[1]).detach()
+        self._resume(found.module, call, call.query.shape[2], partial(_end_of, call))
         heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
         heard.folded = _may_be_turned(found, heard)
 
@@ -166,8 +169,9 @@ class CallHearing:
         counts = head_counts(self.model, found.module)
         if counts and heads not in counts:
             return
+        self._resume(found.module, seen, queries, partial(_end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
-        if self.now.cache is None and (queries < 2 or (not counts and queries != keys)):
+        if self.now.cache is None and (_pools(seen.probabilities) or (not counts and queries != keys)):
             if found.module not in self._oblong and _goes_on(seen.probabilities):
                 self.now.over_cache = name, queries
             if queries > 1:
@@ -187,6 +191,13 @@ class CallHearing:
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
         heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
+
+    def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:
+        """Asks whether the pass goes on over a cache of the model's own; see Pass."""
+        assert self.now is not None
+        if self.now.resumes is not None and record.key is not None and record.value is not None:
+            name = call_name(module, self.now.counts[module])
+            self.now.resumes(name, record.key, record.value, queries, ends)
 
     def _place(self, path: str, cross: bool) -> str:
         return place_of(stream_of(self.model, path, cross), path)
@@ -277,3 +288,19 @@ def _goes_on(probabilities: Tensor) -> bool:
     if past <= 0:
         return False
     return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
+
+
+def _pools(probabilities: Tensor) -> bool:
+    """Whether a single query reads other positions than the first."""
+    return probabilities.shape[-2] < 2 and _end_of_map(probabilities) > 1
+
+
+def _end_of(call: AttentionCall) -> int:
+    """The key after the last one that any query sees."""
+    return int(MaskReadings().read(call).visible.reach[3].max())
+
+
+def _end_of_map(probabilities: Tensor) -> int:
+    """The same, of a map."""
+    seen = (probabilities != 0).flatten(0, 2).any(0)
+    return int(seen.nonzero().max()) + 1 if bool(seen.any()) else 0

@@ -8,6 +8,7 @@ saw. The sums are then taken once, of the whole, so that a step costs no more th
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,14 @@ class Joined:
     def onward(self, name: str, keys: int) -> Onward | None:
         """How the map of a call over so many keys goes on; see Onward."""
         return self._sites[name].onward(keys) if name in self._sites else None
+
+    def order(self, name: str, key: Tensor, value: Tensor, queries: int, ends: Callable[[], int]) -> Tensor | None:
+        """As `Steps.order`, of the call `name`. Raises KeyError where the first pass did not make it."""
+        return self._sites[name].order(key, value, queries, ends)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the first pass made the call `name`."""
+        return name in self._sites
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`: the cache was put in this order."""

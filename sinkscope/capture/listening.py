@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, RLock, get_ident
 from typing import Any
 
@@ -35,6 +36,7 @@ from sinkscope.capture.hooks import Ears
 from sinkscope.capture.inline.calls import turned_fold
 from sinkscope.capture.inline.mode import is_function
 from sinkscope.capture.listeners import overheard
+from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding
 from sinkscope.capture.private_doors import in_backward
 from sinkscope.capture.registries import uncompiled
@@ -70,6 +72,7 @@ class Listener:
         self.missed: list[weakref.ref[Any] | None] = []
         self._frames: list[_Frame] = []
         self._calls = CallHearing(model, self._keep_given)
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._error: BaseException | None = None
         self.lock, self._gate = RLock(), Lock()
         self._home = self._thread = 0
@@ -248,8 +251,9 @@ class Listener:
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
-        seq2seq = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-        now.given = given_digests(args, kwargs, now.batch, now.ids is not None, seq2seq)
+        self._inputs = args, kwargs
+        if now.resumes is None:
+            now.given = self._digests(now, *self._inputs)
         try:
             later = now.cache is not None and now.before
             now.padding = Padding() if later else Padding.of(now.masks_of_tokens, now.ids is not None)
@@ -263,13 +267,32 @@ class Listener:
         now = self._calls.end()
         if now is None:
             return
+        inputs, self._inputs = self._inputs, ((), {})
+        if now.resumes is not None:
+            now.given = self._given_beside_cache(now, *inputs)
         if now.cache is None:
             now.cache = cache_returned(output)
+        if now.cache is None and now.shares is None:
+            now.keeps = partial(may_go_on, self.model, now, inputs, output)
         unknown = next((heard.name for heard in now.heard if heard.folded), None)
         if unknown is not None and now.refused is None:
             now.refused = turned_fold(unknown, False)
         self._ended(now, sys.exc_info()[1] is not self._error)
         self._error = None
+
+    def _given_beside_cache(self, now: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bytes] | None:
+        """What a pass was given. Where it goes on over a cache of the model's own, its lists of tensors are this cache,
+        which the earlier passes tell."""
+        if now.cache is None:
+            return self._digests(now, args, kwargs)
+        if now.ids is not None:
+            return None
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+        return self._digests(now, tuple(value for value in args if isinstance(value, Tensor)), tensors)
+
+    def _digests(self, now: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bytes] | None:
+        seq2seq = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+        return given_digests(args, kwargs, now.batch, now.ids is not None, seq2seq)
 
     # attention calls
 

@@ -18,7 +18,8 @@ TOGETHER = 32
 
 
 class MapSteps:
-    """The rows of one call so far, from its first pass. `cross`: its keys are no cache's, such as another text's."""
+    """The rows of one call so far, from its first pass. `cross`: its keys are no cache's, such as another text's.
+    `sums`: what its cache's slots hold."""
 
     def __init__(self, heard: Heard, cross: bool) -> None:
         assert heard.parts is not None
@@ -27,7 +28,7 @@ class MapSteps:
         self._cuts = [cut for _, cut, _ in heard.parts if cut is not None]
         self._passes = [[rows if self.cross else self._own(rows, rows.queries)] for _, _, rows in heard.parts]
         self._moved: Tensor | None = None
-        self._sums = SlotSums()
+        self.sums = SlotSums()
         self.taken_back = False
         self.queries = 0
         self._check_cache(heard)
@@ -82,13 +83,13 @@ class MapSteps:
             return
         before, total = self.queries, self.queries + heard.queries
         key, value = heard.key[:, :, :total], heard.value[:, :, :total]
-        changed = self._sums.changed(key, value, before) if before else None
+        changed = self.sums.changed(key, value, before) if before else None
         if changed is not None and bool(changed):
             raise SinkscopeError(
                 f"{self.name} computes attention in its own code, over a cache that changed keys or values between two "
                 "passes: this is not read"
             )
-        self._sums.keep(key, value, before, anew=changed is None)
+        self.sums.keep(key, value, before, anew=changed is None)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`."""
@@ -108,7 +109,7 @@ class MapSteps:
         else:
             order = self._moved.to(whole[0].first.device)
             self._passes = [[whole[0].changed(lambda tensor: tensor.index_select(0, order))]]
-        self._sums.move(self._moved)
+        self.sums.move(self._moved)
         self._moved = None
 
     def _fitting(self, rows: MapRows, passes: list[MapRows]) -> MapRows:

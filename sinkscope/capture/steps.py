@@ -129,6 +129,16 @@ class Steps:
             heard.versions = ()
         heard.parts = None  # every step's columns are T^2
 
+    def order(self, key: Tensor, value: Tensor, queries: int, ends: Callable[[], int]) -> Tensor | None:
+        """The sequences of the last pass, [B], that a pass of so many queries goes on with, told by the keys and values
+        (B, G, n, d) before its own. `ends()`: the key after the last one that any of its queries sees. None where it
+        goes on with none."""
+        past = key.shape[2] - queries
+        if self.cross or past < 1 or (past > self._rows and ends() != self._rows + queries):
+            return None
+        sums = self._sums if self._maps is None else self._maps.sums
+        return sums.order(key, value, min(past, self._rows))
+
     def onward(self, keys: int) -> Onward | None:
         """How the map of the next pass goes on; see Onward."""
         return None if self._maps is None else self._maps.onward(keys)

@@ -230,6 +230,24 @@ class SlotSums:
             return None
         return (sums != self._sums[..., -past:]).any()
 
+    def order(self, keys: Tensor, values: Tensor, past: int) -> Tensor | None:
+        """The sequences of the last pass, [B'], whose slots the `past` first ones of (B', G, n, d) are. None where they
+        are no sequence's. They may lack some slots, but not the newest, where all sequences go on in their order."""
+        old, sums = self._sums, _slot_sums(keys[:, :, :past], values[:, :, :past])
+        if old is None or old.shape[1] != sums.shape[1] or not 0 < past <= old.shape[2]:
+            return None
+        if old.shape[2] > past:
+            some = len(sums) == len(old) and torch.equal(sums[..., -1], old[..., -1])
+            return torch.arange(len(old)) if some and bool(torch.isin(sums, old).all()) else None
+        rows, known = row_marks(sums.flatten(1)), row_marks(old.flatten(1))
+        same = rows[:, None] == known
+        if not bool(same.any(1).all()):
+            return None
+        found, places = same.int().argmax(1), torch.arange(len(rows), device=rows.device)
+        stays = places < len(known)
+        stays[stays.clone()] = same[places[stays], places[stays]]
+        return torch.where(stays, places, found)
+
     def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
         """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""
         old = None if anew or self._sums is None or not past else self._sums[..., -past:]

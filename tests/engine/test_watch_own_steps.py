@@ -319,40 +319,6 @@ def test_rows_of_a_map_in_pieces_are_its_rows(logits: bool) -> None:
             assert getattr(joined, name) == value
 
 
-class OwnCache(nn.Module):
-    """Attention as people write it, with a cache that is a pair of tensors."""
-
-    def __init__(self, in_own_code: bool) -> None:
-        super().__init__()
-        self.qkv, self.in_own_code = nn.Linear(16, 48), in_own_code
-
-    def forward(self, x: Tensor, past: Any = None) -> Any:
-        query, key, value = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.qkv(x).split(16, 2))
-        if past is not None:
-            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-        seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
-        if self.in_own_code:
-            shares = (query @ key.mT / 8**0.5).masked_fill(~seen, -torch.inf).softmax(-1)
-            return (shares @ value).transpose(1, 2).flatten(2), (key, value)
-        written = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-        return written.transpose(1, 2).flatten(2), (key, value)
-
-
-@pytest.mark.parametrize("in_own_code", [True, False])
-@pytest.mark.parametrize(("step", "said"), [(1, "from one position alone"), (4, "to keys of earlier passes")])
-def test_a_cache_of_the_models_own_is_told(in_own_code: bool, step: int, said: str) -> None:
-    """Its steps would otherwise be missing without a word, or count as sequences of their own."""
-    model, x = nn.Sequential(OwnCache(in_own_code)), torch.randn(2, 18, 16, generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), sinkscope.watch(model) as seen:
-        past = model[0](x[:, :10])[1]
-        for piece in x[:, 10:].split(step, 1):
-            past = model[0](piece, past)[1]
-    run = seen.run()
-    assert run.manifest.data[0].sequences == 2
-    assert run.manifest.data[0].seq_len == 10
-    assert [said in line and f"({8 // step} times)" in line for line in seen.left_out] == [True]
-
-
 class LastOfAll(nn.Module):
     """The last four positions read all positions up to their own, as in Perceiver AR."""
 

@@ -365,43 +365,6 @@ def test_a_call_for_each_sequence_is_not_a_batch() -> None:
     np.testing.assert_allclose(seen.run().heads["bos_mass"], mass(model.inner, x.detach()), atol=1e-6)
 
 
-class OwnCache(nn.Module):
-    """Keeps keys and values in buffers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.kept = Attention(), list[Tensor]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.inner.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        if self.kept:
-            k, v = (torch.cat([old, new], 2) for old, new in zip(self.kept, (k, v), strict=True))
-        self.kept = [k, v]
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        out = functional.scaled_dot_product_attention(q, k, v, mask)
-        return self.inner.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "why"),
-    [
-        ([8, 1, 1], "the model itself attends from one position alone: pooling, or a cache of the model's own"),
-        ([8, 8, 4], "the model itself attends to keys of earlier passes"),
-    ],
-)
-def test_steps_over_a_cache_of_the_models_own_are_told_of(sizes: list[int], why: str) -> None:
-    model, x = OwnCache().eval(), vectors(2, sum(sizes))
-    with torch.no_grad(), warnings.catch_warnings(), sinkscope.watch(model) as seen:
-        warnings.simplefilter("ignore")
-        for piece in x.split(sizes, 1):
-            model(piece)
-    run = seen.run()
-    assert run.heads["stream"].unique().tolist() == ["text"]
-    assert run.summary.sequences == 2, "the first piece is a sequence"
-    (told,) = run.manifest.warnings
-    assert told.startswith(why)
-
-
 def test_attention_that_is_not_read_is_not_said_to_be_absent() -> None:
     class Exponentials(Attention):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,279 @@
+"""Follows the sequences of a model that somebody else runs: which begin with a pass, which go on, and which end."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkscope.capture.batches import passes_of
+from sinkscope.capture.heard import Pass, Share, not_followed
+from sinkscope.capture.joined import Joined
+from sinkscope.capture.listening import Listener
+from sinkscope.capture.own_cache import OwnCache, reads_earlier_keys
+from sinkscope.capture.precision import undisturbing
+from sinkscope.engine.watching.measured import not_read
+from sinkscope.errors import in_one_line
+
+SHARED = (
+    "a request of a continuous batch whose first tokens another request computed (allow_block_sharing=False in its "
+    "ContinuousBatchingConfig computes them anew; num_return_sequences=1)"
+)
+
+MISSED = "a pass at the same time as one of a continuous batch in another thread was not read"
+
+
+class Follower:
+    """Hears the passes of `model` through its `listener`, and hands every batch of sequences that has ended to
+    `measure`, with the label it began under.
+
+    `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`: as in
+    `watch`. `label`: that of the sequences that begin now.
+
+    Attributes:
+        begun: batches of sequences so far. measured: sequences measured, and those that are open.
+        reasons: why sequences were left out, each with how often.
+        without_attention: whether a pass made no attention call. seconds: our own work between passes.
+    """
+
+    def __init__(
+        self, model: nn.Module, measure: Callable[[Joined, str], int], every: int, limit: int | None, label: str
+    ) -> None:
+        self.listener = Listener(model, self._wants, self._ended, self._leave_out)
+        self._model, self._measure, self._every, self._limit = model, measure, every, limit
+        self.reset(label)
+
+    def reset(self, label: str) -> None:
+        """Forgets the sequences under way."""
+        self.label = label
+        self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
+        self._current: Joined | None = None
+        self._own: OwnCache | None = None
+        self.begun = self.measured = 0
+        self.without_attention = False
+        self.reasons: dict[str, int] = {}
+        self.seconds = 0.0
+        self.listener.missed.clear()
+        self.listener.resume()
+
+    def _wants(self, now: Pass) -> bool:
+        with self.listener.lock:
+            self._close_dead()
+            if now.shares is not None:
+                return self._wants_some(now, now.shares)
+            if now.cache is None and self._own is not None:  # the pass itself shows whether it goes on
+                now.resumes = partial(self._resume, now)
+                return True
+            wanted, self._current = self._turn(
+                now.cache, now.before, "a cache that was filled outside the watch, or a copy of one,"
+            )
+            if self._current is not None:
+                now.idle, now.onward = self._current.idle, self._current.onward
+            return wanted
+
+    def _wants_some(self, now: Pass, shares: list[Share]) -> bool:
+        """Whether any request of a continuous batch is wanted; says so of each."""
+        idle = list[frozenset[str] | None]()
+        for share in shares:
+            if not share.before and id(share.pages) in self._open:
+                self._give_up(id(share.pages))  # its pages were taken from it,
+                del self._open[id(share.pages)]  # and it begins anew
+            share.wanted, joined = self._turn(share.pages, share.before, SHARED)
+            if not share.wanted:
+                self._open.setdefault(id(share.pages), (weakref.ref(share.pages), None, self.label))
+            else:
+                idle.append(None if joined is None else joined.idle)
+        now.idle = None if None in idle else frozenset.intersection(*filter(None, idle)) if idle else None
+        return bool(idle)
+
+    def _resume(self, now: Pass, name: str, key: Tensor, value: Tensor, queries: int, ends: Callable[[], int]) -> None:
+        """Lets a pass go on with the sequences over a cache of the model's own, where its keys are theirs."""
+        joined = self._over_own
+        if now.cache is not None or joined is None or name not in joined:
+            return
+        rows = joined.order(name, key, value, queries, ends)
+        if rows is not None:
+            if rows.tolist() != [*range(len(rows))]:
+                joined.move(rows)
+            now.cache, now.before, now.onward, self._current = self._own, joined.length, joined.onward, joined
+
+    def _begins(self, now: Pass) -> bool:
+        """Whether a pass that goes on over no cache that is open begins sequences that are wanted. It ends those that
+        are open over a cache of the model's own."""
+        nothing = not now.heard and now.refused is None and now.over_cache is None
+        if nothing or (self._over_own is None and reads_earlier_keys(self._model, now)):
+            return False
+        self._close(id(self._own))
+        self._own = None
+        wanted, _ = self._turn(None, 0, "")
+        if not wanted:
+            self._begin_own(None)
+        return wanted
+
+    @property
+    def _over_own(self) -> Joined | None:
+        """The sequences that are open over a cache of the model's own; None where they are not measured."""
+        return self._open.get(id(self._own), (None, None, ""))[1]
+
+    def _begin_own(self, joined: Joined | None) -> OwnCache:
+        self._own = OwnCache()
+        self._begin(self._own, joined)
+        return self._own
+
+    def _turn(self, cache: Any, before: int, outside: str) -> tuple[bool, Joined | None]:
+        """Whether a pass over a cache that held `before` tokens is wanted, and the sequences that it goes on with.
+
+        `outside`: what a cache is called which was filled when nobody listened.
+        """
+        if cache is not None and before:
+            entry = self._open.get(id(cache))
+            if entry is None or entry[0]() is not cache:
+                if self._every == 1 and not self._full:
+                    self._leave_out(f"{outside} was not read")
+                return False, None
+            return entry[1] is not None, entry[1]
+        if cache is not None:
+            self._close(id(cache))  # it was emptied
+        self.begun += 1
+        wanted = not self._full and (self.begun - 1) % self._every == 0
+        if not wanted and cache is not None:
+            self._begin(cache, None)
+        return wanted, None
+
+    @property
+    def _full(self) -> bool:
+        return self._limit is not None and self.measured >= self._limit
+
+    def _ended(self, now: Pass, failed: bool) -> None:
+        with self.listener.lock:
+            joined, self._current = self._current, None
+            if now.shares is None:
+                if now.resumes is None or now.cache is self._own or self._begins(now):
+                    self._add(now, joined, failed)
+                return
+            for share, share_pass in passes_of(now):
+                _, joined, _ = self._open.get(id(share.pages), (None, None, ""))
+                if joined is not None and share.before < joined.length:
+                    joined.take_back(joined.length - share.before)  # its pages were taken from it, and given back
+                self._add(share_pass, joined, failed)
+
+    def _add(self, now: Pass, joined: Joined | None, failed: bool) -> None:
+        """Adds a pass to the sequences that it goes on with, `joined`; None where they begin."""
+        if failed:
+            self._forget(now)
+            return
+        began = time.perf_counter()
+        if not now.heard and now.refused is None and (joined is None or not joined.length):
+            self.begun -= 1  # a pass without attention, such as an embedding alone
+            self.without_attention = True
+            if now.over_cache is not None:
+                self._leave_out(not_followed(*now.over_cache))
+            elif now.unmatched:
+                self._leave_out(not_read(now.unmatched))
+            return
+        try:
+            with undisturbing():
+                fresh, keeps = joined is None, now.keeps
+                if fresh and keeps is not None and keeps():
+                    now.cache = self._begin_own(None)
+                joined = Joined(self._model) if joined is None else joined
+                joined.add(now)
+                if now.cache is None:
+                    self._measure_now(joined, self.label)
+                elif fresh:
+                    self.measured += now.batch or 1
+                    self._begin(now.cache, joined)
+        except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+            self._leave_out(in_one_line(error))
+            self._forget(now)
+        now.cache = now.keeps = now.resumes = None  # its end is the sequence's: nothing here keeps it alive
+        self.seconds += time.perf_counter() - began
+
+    def changed(self, cache: Any, what: Tensor | int) -> None:
+        reference, joined, _ = self._open.get(id(cache), (None, None, ""))
+        if joined is None or reference is None or reference() is not cache:
+            return
+        try:
+            with undisturbing():
+                if isinstance(what, int):
+                    joined.take_back(what)
+                else:
+                    joined.move(what.detach().clone())
+        except Exception as error:  # whatever it is, the cache is somebody else's and goes on
+            self._leave_out(in_one_line(error))
+            self._give_up(id(cache))
+
+    def _forget(self, now: Pass) -> None:
+        entry = None if now.cache is None else self._open.get(id(now.cache))
+        if entry is not None and entry[0]() is now.cache:
+            self._give_up(id(now.cache))
+        elif now.cache is not None:
+            self._begin(now.cache, None)
+
+    def _begin(self, cache: Any, joined: Joined | None) -> None:
+        """Opens the sequences over a cache; None where they are not measured."""
+        self._close(id(cache))  # a cache that is gone may have had this number
+        self._open[id(cache)] = weakref.ref(cache), joined, self.label
+
+    def _give_up(self, key: int) -> None:
+        """Measures nothing of the sequences that are open over a cache, now or later."""
+        cache, joined, label = self._open[key]
+        if joined is not None:
+            self.measured -= joined.passes[0].batch or 1
+        self._open[key] = cache, None, label
+
+    def _leave_out(self, why: str) -> None:
+        if why not in self.reasons:
+            with suppress(Warning):  # where warnings are errors
+                warnings.warn(f"sinkscope: {why}", stacklevel=2)
+        self.reasons[why] = self.reasons.get(why, 0) + 1
+
+    def _close_dead(self) -> None:
+        self._give_up_missed()
+        for key in [key for key, (cache, *_) in self._open.items() if cache() is None]:
+            self._close(key)
+
+    def close_all(self) -> None:
+        self._give_up_missed()
+        for key, (cache, joined, label) in [*self._open.items()]:
+            self._close(key)
+            if joined is not None and cache() is not None:
+                self._open[key] = cache, None, label
+
+    def _give_up_missed(self) -> None:
+        """Measures no sequence of which a pass was not heard: without its last pass it would look whole."""
+        while self.listener.missed:
+            missed = self.listener.missed.pop()
+            # Python keeps one plain reference to each object, so that of a cache which is gone is found too.
+            key = next((key for key, (reference, *_) in self._open.items() if reference is missed), None)
+            cache = None if missed is None else missed()
+            if key is not None:
+                self._give_up(key)
+            elif missed is not None and cache is not None:
+                self._begin(cache, None)
+            if self._every == 1 and not self._full:
+                self._leave_out(MISSED)
+
+    def _close(self, key: int) -> None:
+        _, joined, label = self._open.pop(key, (None, None, ""))
+        if joined is None:
+            return
+        self.measured -= joined.passes[0].batch or 1
+        began = time.perf_counter()
+        try:
+            with undisturbing():
+                self._measure_now(joined, label)
+        except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+            self._leave_out(in_one_line(error))
+        self.seconds += time.perf_counter() - began
+
+    def _measure_now(self, joined: Joined, label: str) -> None:
+        self.measured += self._measure(joined, label)
+        if self._full and not any(open_one for _, open_one, _ in self._open.values()):
+            self.listener.rest()
