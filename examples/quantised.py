@@ -4,7 +4,7 @@
     python examples/quantised.py nf4 --out runs/nf4
     sinkscope compare runs/plain runs/nf4
 
-A method needs its package: bitsandbytes, torchao, optimum-quanto, compressed-tensors, or optimum and gptqmodel.
+A method needs its package: bitsandbytes, torchao, optimum-quanto, compressed-tensors, hqq, or optimum and gptqmodel.
 docs/quantised.md shows what came out.
 """
 
@@ -95,6 +95,18 @@ def compress(place: str, target: str, bits: int) -> None:
     compressor.update_config(target)
 
 
+def hqq(model: torch.nn.Module) -> None:
+    """Puts HQQ's own layers in place of every linear layer but the head: four bits in groups of 64 weights."""
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+
+    settings = BaseQuantizeConfig(nbits=4, group_size=64)
+    for path, layer in [*model.named_modules()]:
+        parent, _, name = path.rpartition(".")
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            coded = HQQLinear(layer, settings, compute_dtype=torch.float32, device="cpu")
+            setattr(model.get_submodule(parent), name, coded)
+
+
 METHODS: dict[str, Callable[[str], Any]] = {
     "plain": lambda _: None,
     "bnb-int8": lambda _: bitsandbytes(load_in_8bit=True),
@@ -106,7 +118,6 @@ METHODS: dict[str, Callable[[str], Any]] = {
     "quanto-int8": lambda _: transformers.QuantoConfig(weights="int8"),
     "quanto-int4": lambda _: transformers.QuantoConfig(weights="int4"),
     "gptq": gptq,
-    "hqq": lambda _: transformers.HqqConfig(nbits=4, group_size=64),
     "fp8": lambda _: transformers.FineGrainedFP8Config(),
     "mxfp4": lambda _: transformers.Mxfp4Config(),
 }
@@ -119,11 +130,14 @@ SAVED: dict[str, Callable[[str, str], None]] = {
 }
 """Writes a quantised copy of the model at a place into a folder."""
 
+CHANGED: dict[str, Callable[[torch.nn.Module], None]] = {"hqq": hqq}
+"""Quantises a loaded model."""
+
 
 def main() -> None:
     """Reads the command line, loads, scans, and saves the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=[*METHODS, *SAVED])
+    parser.add_argument("method", choices=[*METHODS, *SAVED, *CHANGED])
     parser.add_argument("--model", default="example:gemma-3-270m", help="a folder, a hub id, or example:NAME")
     parser.add_argument("--out", required=True)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -138,9 +152,11 @@ def main() -> None:
         if given.method in SAVED:
             SAVED[given.method](place, folder)
             place = folder  # its config.json says how it is quantised
-        else:
+        elif given.method in METHODS:
             settings["quantization_config"] = METHODS[given.method](place)
         model = transformers.AutoModelForCausalLM.from_pretrained(place, device_map="cpu", **settings)
+        if given.method in CHANGED:
+            CHANGED[given.method](model)
     run = sinkscope.scan(
         model.eval(), tokenizer=tokenizer, name=given.method, seq_len=given.seq_len,
         num_sequences=given.num_sequences, measure="all",

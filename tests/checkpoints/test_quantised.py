@@ -93,9 +93,11 @@ def packed(inner: Callable[[Tensor], Tensor] = as_it_is) -> tuple[Any, Any]:
     return models
 
 
+IDS = np.random.default_rng(0).integers(0, 500, (3, 24))
+
+
 def measured(model: Any) -> Any:
-    ids = np.random.default_rng(0).integers(0, 500, (3, 24))
-    return sinkscope.scan(model, data=ids, smoothing=True, self_check=False)
+    return sinkscope.scan(model, data=IDS, smoothing=True, self_check=False)
 
 
 @pytest.mark.slow
@@ -162,16 +164,6 @@ def test_a_model_object_that_torchao_quantised_names_it() -> None:
     model = make_model().eval()
     coding.quantize_(model, coding.Int8WeightOnlyConfig())
     assert measured(model).manifest.model.quantization == "torchao"
-
-
-def test_a_model_object_of_hqq_s_layers_names_it() -> None:
-    hqq = library("hqq.core.quantize")
-    model = make_model().eval()
-    settings = hqq.BaseQuantizeConfig(nbits=8, group_size=16)
-    for layer in model.model.layers:
-        coded = hqq.HQQLinear(layer.self_attn.o_proj, settings, compute_dtype=torch.float32, device="cpu")
-        layer.self_attn.o_proj = coded.eval()
-    assert measured(model).manifest.model.quantization == "hqq"
 
 
 def test_weights_in_eight_bit_floats_are_looked_at() -> None:
@@ -401,6 +393,25 @@ def test_gptqmodel(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not run.heads.bos_mass.equals(before.heads.bos_mass)
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], before.smoothing[column], rtol=0.2)
+
+
+def test_hqq() -> None:
+    """Codes of 4 bits in layers that the package puts in place of a loaded model's own."""
+    library("hqq.core.quantize")
+    shape = {"hidden_size": 64, "intermediate_size": 128}
+    model, plain = make_model(**shape), make_model(**shape)
+    example().hqq(model)
+    model.eval()
+    for path, layer in model.named_modules():
+        if hasattr(layer, "W_q"):
+            plain.get_submodule(path).weight.data = layer.dequantize()
+    run, expected = (sinkscope.scan(each, data=IDS, smoothing=True) for each in (model, plain))
+    assert run.manifest.model.quantization == "hqq"
+    assert run.manifest.model.parameters == expected.manifest.model.parameters
+    assert run.manifest.self_check.status == "passed"
+    for table, columns in (("heads", ["bos_mass", "value_drain", "honor"]), ("smoothing", ["rank_w", "rank_qk"])):
+        own, known = getattr(run, table)[columns], getattr(expected, table)[columns]
+        np.testing.assert_allclose(own, known, rtol=1e-4, atol=1e-6)
 
 
 def test_a_hook_that_unpacks_weights_runs_before_the_base_alone() -> None:
