@@ -114,6 +114,7 @@ METHODS: dict[str, Callable[[str], Any]] = {
     "fp4": lambda _: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="fp4"),
     "ao-int8": lambda _: torchao("Int8WeightOnlyConfig"),
     "ao-int8-dynamic": lambda _: torchao("Int8DynamicActivationInt8WeightConfig"),
+    "ao-fp8": lambda _: torchao("Float8WeightOnlyConfig"),
     "ao-int4": lambda _: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
     "quanto-int8": lambda _: transformers.QuantoConfig(weights="int8"),
     "quanto-int4": lambda _: transformers.QuantoConfig(weights="int4"),

@@ -181,7 +181,7 @@ def add_facts(checkpoint: Checkpoint, tokenizer_sha256: Callable[[], str | None]
         "device": devices(model),
         "attention_implementation": attention_name(config),
         "max_positions": checkpoint.max_positions,
-        "quantization": _quantization(config) or quantiser(model),
+        "quantization": quantization(config) or quantiser(model),
     }
 
 
@@ -218,7 +218,8 @@ def tokenizer_hash(tokenizer: Any) -> str | None:
     return digest.hexdigest()
 
 
-def _quantization(config: Any) -> str | None:
+def quantization(config: Any) -> str | None:
+    """The method by which a configuration says that weights are quantised."""
     setting = getattr(config, "quantization_config", None)
     if setting is None:
         return None

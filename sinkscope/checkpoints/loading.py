@@ -17,7 +17,7 @@ from sinkscope.capture.loops import preload
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
-from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration, tokenizer_hash
+from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration, quantization, tokenizer_hash
 from sinkscope.checkpoints.checks import (
     Bounds,
     check_experts,
@@ -99,7 +99,7 @@ def _open(
     with quiet_transformers(bars_too=source.gguf is not None), counted, ThreadPoolExecutor(1) as beside:
         tokenizer, problem = load_tokenizer(source, options.trust_remote_code)
         digest = beside.submit(tokenizer_hash, tokenizer)
-        model, warnings = _load_model(source, options, dtype)
+        model, warnings, coding = _load_model(source, options, dtype)
     with quiet_transformers(bars_too=True):
         unpack(model)
     report("loading", 0, 0)
@@ -107,7 +107,8 @@ def _open(
         model = _to_device(model, device)
     model.eval()
     files = weight_paths(source, getattr(type(model.config), "extra_files", ()))
-    check_stored_types(name, model, files)
+    if coding is None:
+        check_stored_types(name, model, files)
     warnings += [line for file in files if source.gguf for line in check_gguf_layers(name, model, file)]
     check_experts(name, model)
     check_finite(name, model)
@@ -125,6 +126,7 @@ def _open(
     if not later:
         checkpoint.close()
     add_facts(checkpoint, digest.result)
+    checkpoint.facts["quantization"] = checkpoint.facts["quantization"] or coding
     return checkpoint
 
 
@@ -240,7 +242,11 @@ def pick_dtype(name: str) -> torch.dtype | str:
     return dtype
 
 
-def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) -> tuple[nn.Module, list[str]]:
+def _load_model(
+    source: Source, options: LoadOptions, dtype: torch.dtype | str
+) -> tuple[nn.Module, list[str], str | None]:
+    """The model, warnings, and how its files say that they are quantised. transformers may turn codes into plain
+    weights, of which the loaded model's configuration says nothing any more."""
     from transformers import AutoConfig
 
     placement = Placement(options.device_map, options.tensor_parallel)
@@ -276,7 +282,7 @@ def _load_model(source: Source, options: LoadOptions, dtype: torch.dtype | str) 
     except Exception as error:  # any defect of a checkpoint becomes one line
         raise SinkscopeError(NO_PLAN if lacks_tensor_plan(error) else why_not_loaded(source, error)) from error
     placement.settle(model)
-    return model, check_keys(source.name, model, report)
+    return model, check_keys(source.name, model, report), None if source.gguf else quantization(config)
 
 
 def _of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:

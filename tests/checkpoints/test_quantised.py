@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -393,6 +394,80 @@ def test_gptqmodel(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not run.heads.bos_mass.equals(before.heads.bos_mass)
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], before.smoothing[column], rtol=0.2)
+
+
+def save_coded(folder: Path, weights: dict[str, Tensor], coding: dict[str, Any]) -> None:
+    """Puts coded weights, and how they are coded, into the folder of a model that transformers saved."""
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": coding}))
+    make_tokenizer().save_pretrained(folder)
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of four bits (two in a byte), the exponents of each 32 of a row, and the weights that they stand for, for
+    (expert, in, out), which transformers stores as (expert, out, in)."""
+    rows = weight.mT.unflatten(2, (-1, 32))
+    scale = 2.0 ** (rows.abs().amax(-1).log2().floor() - 2)
+    codes = (rows / scale[..., None]).unsqueeze(-1).sub(FP4).abs().argmin(-1)
+    blocks = (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+    return blocks, (scale.log2() + 127).to(torch.uint8), (FP4[codes] * scale[..., None]).flatten(2).mT
+
+
+@pytest.mark.slow
+def test_a_folder_of_mxfp4_is_read_without_a_gpu(tmp_path: Path) -> None:
+    """As gpt-oss is published: transformers turns the experts' codes into plain weights."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(GptOssConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=128,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )).eval()  # fmt: skip
+    model.save_pretrained(tmp_path / "coded")
+    weights = load_file(tmp_path / "coded" / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        weights[f"{name}_blocks"], weights[f"{name}_scales"], plain = mxfp4(weights.pop(name))
+        model.get_parameter(name).data = plain.clone()
+    whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    save_coded(tmp_path / "coded", weights, {"quant_method": "mxfp4", "modules_to_not_convert": whole})
+    assert_read_as(tmp_path / "coded", model, "mxfp4")
+
+
+def assert_read_as(coded: Path, model: Any, method: str) -> None:
+    """A folder gives the numbers of a model with the weights that its codes stand for."""
+    run = sinkscope.scan(str(coded), seq_len=24, num_sequences=2, dtype="float32", smoothing=True)
+    expected = sinkscope.scan(model, tokenizer=make_tokenizer(), seq_len=24, num_sequences=2, smoothing=True)
+    assert run.manifest.model.quantization == method
+    assert run.manifest.model.parameters == expected.manifest.model.parameters
+    assert run.manifest.self_check.status == "passed"
+    for column in ("bos_mass", "learned_sink_mass", "honor"):
+        np.testing.assert_allclose(run.heads[column], expected.heads[column], rtol=1e-4)
+    np.testing.assert_allclose(run.smoothing["rank_w"], expected.smoothing["rank_w"], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_folder_of_fp8_is_read_without_a_gpu(tmp_path: Path) -> None:
+    """As DeepSeek-V3 is published: floats of 8 bits, with a scale for each 128 x 128 of them."""
+    model = make_model(hidden_size=256, intermediate_size=256)
+    model.save_pretrained(tmp_path / "coded")
+    weights = load_file(tmp_path / "coded" / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        blocks = weights[name].unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+        scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+        codes = (blocks / scale).to(torch.float8_e4m3fn)
+        model.get_parameter(name).data = (codes.float() * scale).flatten(2).flatten(0, 1)
+        weights[name] = codes.flatten(2).flatten(0, 1)
+        weights[f"{name}_scale_inv"] = scale[:, 0, :, 0].clone()
+    save_coded(tmp_path / "coded", weights, {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head"],
+    })  # fmt: skip
+    assert_read_as(tmp_path / "coded", model, "fp8")
 
 
 def test_hqq() -> None:

@@ -85,7 +85,8 @@ class ModelFacts(Record):
     max_positions: int | None = None
     """Number of positions that the configuration allows; null where it names no limit."""
     quantization: str | None = None
-    """Method by which the weights are quantised; null where they are not."""
+    """Method by which the weights are quantised in the checkpoint, or in the model object; null where they are not, and
+    for GGUF files."""
     adapter: AdapterFacts | None = None
     """The PEFT adapter that was put into the model; null where there is none."""
 
