@@ -31,6 +31,9 @@ NAMES = (
     "out",
 )
 
+UNPACKED = "quantization_scheme"
+"""compressed-tensors' note in a layer of how it was quantised."""
+
 
 def output_projection(model: nn.Module, path: str, width: int) -> str | None:
     """Path of the linear layer that reads `width` (heads * head width) channels from the attention module at `path`.
@@ -120,8 +123,10 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
 
 
 def holds_codes(projection: nn.Module) -> bool:
-    """Whether a layer or one inside it is quantised: it holds codes beside numbers, or tensors of a kind of its own."""
-    return not all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
+    """Whether a layer or one inside it is quantised: it holds codes beside numbers, or tensors of a kind of its own, or
+    a note that compressed-tensors turned its codes into plain weights: it may still round what it reads."""
+    plain = all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
+    return not plain or any(getattr(layer, UNPACKED, None) is not None for layer in projection.modules())
 
 
 def is_linear(module: nn.Module) -> bool:

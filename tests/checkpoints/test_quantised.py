@@ -353,6 +353,36 @@ def test_compressed_tensors(bits: int, tolerance: float, tmp_path: Path) -> None
     assert own.heads.equals(run.heads)
 
 
+@pytest.mark.parametrize("preset", ["FP8_DYNAMIC", "W8A8"])
+def test_compressed_tensors_that_round_what_layers_read(preset: str, tmp_path: Path) -> None:
+    """The package turns codes into plain weights when it loads them; what a layer reads is rounded for each token."""
+    coding = library("compressed_tensors.quantization")
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = make_model()
+    scheme = coding.preset_name_to_scheme(preset, ["Linear"])
+    settings = coding.QuantizationConfig(config_groups={"all": scheme}, ignore=["lm_head"])
+    coding.apply_quantization_config(model, settings)
+    for layer in model.modules():
+        if hasattr(layer, "quantization_scheme"):
+            rows = layer.weight.detach()
+            least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+            layer.weight_scale.data = calculate_qparams(least, most, layer.quantization_scheme.weights)[0]
+            layer.quantization_status = coding.QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path)
+    compressor.update_config(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    run = sinkscope.scan(str(tmp_path), smoothing=True, seq_len=24, num_sequences=2)
+    plain = sinkscope.scan(make_model(), tokenizer=make_tokenizer(), smoothing=True, seq_len=24, num_sequences=2)
+    assert run.manifest.self_check.status == "passed"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.1)
+
+
 def compress(place: Path, target: Path, bits: int) -> None:
     example().compress(str(place), str(target), bits)
     make_tokenizer().save_pretrained(target)
