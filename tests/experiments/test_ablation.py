@@ -335,6 +335,7 @@ def test_command_writes_a_folder(
         assert part in done.stdout
     saved = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
     table = pd.read_csv(tmp_path / "ablation" / "ablation.csv")
+    assert 0 < done.stdout.index(saved["in_words"][0][:20]) < done.stdout.index("increase"), "the answer stands on top"
     assert [row["arm"] for row in saved["table"]] == table["arm"].tolist()
     assert table["loss"].to_numpy() == pytest.approx([row["loss"] for row in saved["table"]])
     first = {path.name: path.read_bytes() for path in (tmp_path / "ablation").iterdir() if path.suffix != ".json"}

@@ -1304,7 +1304,7 @@ def test_a_command_writes_its_folder(
         assert list(table.columns) == [column.name for column in table_columns(ARMS_TABLES[name])]
     saved = json.loads((folder / "arms.json").read_text())
     assert saved["table"][0]["arm"] == "unablated"
-    assert saved["in_words"]
+    assert 0 < done.stdout.index(saved["in_words"][0][:20]) < done.stdout.index(" increase"), "the answer stands on top"
     assert "holds a finished measurement of arms: --force" in cli(command, *words).stderr
     first = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
     assert json.loads(cli(command, *words, "--force", "--json").stdout)["table"] == saved["table"]

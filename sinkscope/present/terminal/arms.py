@@ -36,14 +36,13 @@ KNEE = (
 
 
 def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
-    """A row for each arm, then the result in words, then the files written."""
-    lines = [*_opening(arms), *_every_number(arms.table)]
-    return _closed(lines, arms, written)
+    """The result in words, then a row for each arm, then the files written."""
+    return _closed([*_opening(arms), *_every_number(arms.table)], arms, written)
 
 
 def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
-    """A row for each family of arms and a column for each number kept, with the random control below it; then the arms
-    of no family."""
+    """The result in words, then a row for each family of arms and a column for each number kept, with the random
+    control below it; then the arms of no family."""
     families = arms.table[arms.table["family"].notna()]
     numbers = sorted({int(number) for number in families["kept"]})
     rows = []
@@ -75,7 +74,13 @@ def _opening(arms: Arms) -> list[str]:
         f"{printable(arms.facts['model']['id'])}: loss {estimate(loss['loss'], loss['loss_sem'], 4)} nats per token on "
         f"{printable(data['spec'])}, {sequences_of_tokens(data['sequences'], data['seq_len'])}{read}"
     )
-    return [*wrapped(told, rest="  "), ""]
+    return [*wrapped(told, rest="  "), "", *_result(arms.words)]
+
+
+def _result(words: list[str]) -> list[str]:
+    """The sentences, and an empty line behind them."""
+    lines = [line for sentence in words for line in wrapped(printable(sentence), rest="  ")]
+    return [*lines, ""] if lines else []
 
 
 def _every_number(table: pd.DataFrame) -> list[str]:
@@ -109,17 +114,15 @@ def _alike(arms: Arms) -> list[str]:
 
 
 def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
-    lines += _alike(arms)
-    for sentence in arms.words:
-        lines += wrapped(printable(sentence), rest="  ")
+    return "\n".join([*lines, *_alike(arms), *_files(written)])
+
+
+def _files(written: Iterable[Path]) -> list[str]:
     paths = list(written)
-    if paths:
-        names = ", ".join(path.name for path in paths)
-        lines += [
-            *([""] if lines[-1] else []),
-            *wrapped(f"written to {printable(str(paths[0].parent))}: {names}"),
-        ]
-    return "\n".join([*lines, ""])
+    if not paths:
+        return []
+    names = ", ".join(path.name for path in paths)
+    return [*wrapped(f"written to {printable(str(paths[0].parent))}: {names}"), ""]
 
 
 def _control(table: pd.DataFrame, row: dict[str, Any]) -> dict[str, Any] | None:
@@ -157,25 +160,18 @@ ABLATION_NOTE = (
 
 
 def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
-    """The table with its rows in the order of fractions, then the result in words, then the files written."""
+    """The result in words, then the table with its rows in the order of fractions, then the files written."""
     data = ablation.facts["data"]
     told = (
         f"{printable(ablation.facts['model']['id'])}: loss in nats per token on {printable(data['spec'])}, "
         f"{sequences_of_tokens(data['sequences'], data['seq_len'])} that the run did not read"
     )
-    lines = [*wrapped(told, rest="  "), ""]
-    lines += _fitted([ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))])
-    lines += ["", ABLATION_NOTE, ""]
-    for sentence in ablation.words:
-        lines += wrapped(sentence, rest="  ")
-    paths = list(written)
-    if paths:
-        names = ", ".join(path.name for path in paths)
-        lines += ["", *wrapped(f"written to {printable(str(paths[0].parent))}: {names}")]
-        run = ablation.facts["run"]["path"]
-        if run is not None:
-            lines.append(f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")
-    return "\n".join([*lines, ""])
+    rows = [ABLATION_HEADER, *(_ablation_cells(row) for row in ablation.table.to_dict("records"))]
+    files, run = _files(written), ablation.facts["run"]["path"]
+    if files and run is not None:
+        files.insert(-1, f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")
+    opening = [*wrapped(told, rest="  "), "", *_result(ablation.words)]
+    return "\n".join([*opening, *_fitted(rows), "", ABLATION_NOTE, "", *files])
 
 
 def _ablation_cells(row: dict[str, Any]) -> tuple[str, ...]:
