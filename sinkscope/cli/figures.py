@@ -73,8 +73,9 @@ def lampert(
         drawn |= _galleries(runs, text, trust_remote_code, style, refused)
     if not drawn:
         raise SinkscopeError(f"no figure can be drawn: {next(iter(refused.values()))}")
-    for figure, reason in refused.items():
-        say(f"not drawn: {figure}: {reason}")
+    for reason in dict.fromkeys(refused.values()):
+        figures = ", ".join(figure for figure, why in refused.items() if why == reason)
+        say(f"not drawn: {figures}: {reason}")
     save(out, drawn, lambda told: captions(told, refused))
 
 

@@ -527,6 +527,21 @@ def test_all_figures_of_a_paper(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_figures_that_lack_the_same_table_share_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def drawn(runs: object, figure: str, *rest: object) -> tuple[bytes, str]:
+        if figure == "alignment":
+            return b"figure", "caption"
+        raise SinkscopeError(f"no table {'switch' if figure == 'switch' else 'smoothing'}")
+
+    monkeypatch.setattr("sinkscope.cli.plot.of_tables", drawn)
+    scanned().save(tmp_path / "run")
+    code, _, err = run_cli("figures", "lampert", tmp_path / "run", "-o", tmp_path / "all", "--no-maps")
+    assert code == 0, err
+    smoothing, switch = (line for line in err.splitlines() if "not drawn" in line)
+    assert smoothing.startswith("sinkscope: not drawn: lampert-02-04-05-06-cosine, lampert-02-parts, ")
+    assert switch == "sinkscope: not drawn: lampert-switch: no table switch"
+
+
 def test_galleries_of_a_paper_load_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of which the run has no head is told, and the other galleries are drawn."""
     asked = []
