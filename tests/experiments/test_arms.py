@@ -726,7 +726,8 @@ def test_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("head:3.1", "no such kind of arm; choose one of "), ("", "no such kind of arm"), ("heads:3", "names no heads"),
+        ("head:3.1", "no such kind of arm; choose one of "), ("key:first1", "; did you mean keys?"),
+        ("", "no such kind of arm"), ("heads:3", "names no heads"),
         ("heads:honor:0%", "names no heads"), ("heads:honor:500%", "names no heads"),
         ("heads:qk_cos_first:5%", "are heads dormant where it is low"),
         ("keys:last4", "names no positions; write keys:POSITIONS"),
@@ -1038,7 +1039,9 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n\npackaged:REST: of another package\n\n" in told()
     with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
         read_arm("packaged:")
-    with pytest.raises(sinkscope.SinkscopeError, match=r"no such kind of arm; choose one of heads, .*, map, packaged$"):
+    with pytest.raises(
+        sinkscope.SinkscopeError, match=r"choose one of heads, .*, map, packaged; did you mean packaged"
+    ):
         read_arm("packed:2")
     with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:two': .*'s reader fails: could not convert"):
         read_arm("packaged:two")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.lookup import Lookup, a_function
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ def read_arm(text: str) -> Arm:
 
     name, _, rest = text.partition(":")
     if name not in READERS:
-        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; choose one of {', '.join(READERS)}")
+        kinds = f"{', '.join(READERS)}{did_you_mean(name, READERS)}"
+        raise SinkscopeError(f"--arm {text!r}: no such kind of arm; choose one of {kinds}")
     read = READERS[name]
     try:
         arm = read(rest)

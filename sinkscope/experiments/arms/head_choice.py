@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.dormancy import SCORES
 from sinkscope.runs.saved.ablation import Heads
@@ -42,9 +42,10 @@ def read_score(text: str) -> Score:
         raise SinkscopeError(f"--score {text!r}: write NAME, NAME:low or NAME:high")
     side = end or dormant_end(column)
     if side is None:
+        near = "" if column in (names := [entry.name for entry in catalogue()]) else did_you_mean(column, names)
         raise SinkscopeError(
             f"--score {column!r}: are heads dormant where it is low or where it is high? write {column}:low or "
-            f"{column}:high (`sinkscope metrics` lists the columns)"
+            f"{column}:high (`sinkscope metrics` lists the columns){near}"
         )
     return Score(column, side == "low")
 
