@@ -177,6 +177,8 @@ def bench(
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
     for name, value in (("rounds", rounds), ("batch-size", batch_size), ("seq-len", seq_len)):
         check_not_too_large(name, value)
+    if seq_len is not None:
+        _check_timed(seq_len)
     report("loading", 0, 0)
     checkpoint, has_head = _open(model, options, report)
     length = _length(seq_len, checkpoint)
@@ -231,10 +233,14 @@ def _load(model: Any, options: LoadOptions, report: Progress) -> Checkpoint:
 def _length(asked: int | None, checkpoint: Checkpoint) -> int:
     """Tokens per sequence. Raises SinkscopeError where they are too few, or more than the model's positions."""
     length = default_length(checkpoint, SEQ_LEN) if asked is None else asked
-    if length < SHORTEST:
-        raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
+    _check_timed(length)
     check_length(checkpoint, length)
     return length
+
+
+def _check_timed(length: int) -> None:
+    if length < SHORTEST:
+        raise SinkscopeError(f"--seq-len {length}: at least {SHORTEST} tokens are needed for a timing")
 
 
 def random_ids(checkpoint: Checkpoint, count: int, length: int) -> Tensor:

@@ -135,6 +135,8 @@ def check_spec(spec: str) -> None:
         )
     if not path.is_file():
         raise SinkscopeError(f"no such data file: {name}")
+    if not path.stat().st_size:
+        raise SinkscopeError(f"{name} is empty: give a file with text")
     if field and path.suffix.lower() == ".txt":
         raise SinkscopeError(f"{name} is plain text and has no field {field!r}")
 
@@ -184,7 +186,7 @@ def _text(path: Path) -> str:
     if "\0" in text:
         raise SinkscopeError(f"{path} is a binary file, not text")
     if not text.strip():
-        raise SinkscopeError(f"{path} is empty")
+        raise SinkscopeError(f"{path} is empty: give a file with text")
     return text
 
 

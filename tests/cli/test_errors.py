@@ -56,7 +56,7 @@ BAD_FILES: dict[str, tuple[str, str | bytes, str]] = {
     "id negative": ("x.jsonl", json.dumps({"input_ids": [3] * 31 + [-1]}), "token id -1"),
     "id enormous": ("x.jsonl", json.dumps({"input_ids": [3] * 31 + [10**30]}), "token id 1000"),
     "mixed": ("x.jsonl", json.dumps({"input_ids": [3] * 40}) + "\n" + json.dumps({"text": ENOUGH}), "mixed"),
-    "empty Parquet": ("x.parquet", b"", "as Parquet"),
+    "empty Parquet": ("x.parquet", b"", "is empty"),
     "binary Parquet": ("x.parquet", bytes(range(256)) * 9, "as Parquet"),
 }
 
@@ -69,6 +69,11 @@ def test_unusable_file(kind: str, tiny_folder: Path, refused: Refused, tmp_path:
     message = refused(tiny_folder, "--data", path)
     assert said in message
     assert name in message
+
+
+def test_an_empty_file_is_refused_before_a_model_is_looked_for(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").touch()
+    assert "x.txt is empty: give a file with text" in refused(tmp_path / "no-model", "--data", tmp_path / "x.txt")
 
 
 def test_blank_texts_are_called_so(tiny_folder: Path, refused: Refused, tmp_path: Path) -> None:

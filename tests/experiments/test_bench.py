@@ -69,6 +69,11 @@ REFUSED: list[tuple[dict[str, int], str]] = [
 ]
 
 
+def test_a_length_that_fits_no_model_is_refused_before_one_is_opened() -> None:
+    with pytest.raises(SinkscopeError, match="--seq-len 31: at least 32 tokens"):
+        bench("no-model", seq_len=31)
+
+
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_bad_options_are_refused(llama: Any, options: dict[str, int], said: str) -> None:
     with pytest.raises(SinkscopeError, match=said):
