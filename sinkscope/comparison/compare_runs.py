@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinkscope.comparison.levels import Changes, Listed, Pair, concatenated, depth_rows, head_changes, level_rows
+from sinkscope.comparison.levels import (
+    CHANGED,
+    Changes,
+    Listed,
+    Pair,
+    concatenated,
+    depth_rows,
+    head_changes,
+    level_rows,
+)
 from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
@@ -82,7 +91,7 @@ class Comparison(ShownComparison):
     def __repr__(self) -> str:
         """One line: the tables would fill a notebook's screen."""
         kind = "paired" if self.paired else "unpaired"
-        moved = ", ".join(f"{len(heads)} {name}" for name, heads in self.changes.items())
+        moved = ", ".join(f"{len(self.changes[change])} {words}" for change, words in CHANGED.items())
         return f"<Comparison of {self.a['model']} with {self.b['model']}, {kind}: {moved}>"
 
     def as_dict(self) -> dict[str, Any]:

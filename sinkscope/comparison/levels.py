@@ -72,7 +72,13 @@ def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
 # difference behind it holds: q < 0.05, by the same test and over the same heads as everywhere in the comparison.
 
 
-CHANGES = ("gained_sink", "lost_sink", "woke", "fell_dormant")
+CHANGED = {
+    "gained_sink": "gained a sink",
+    "lost_sink": "lost a sink",
+    "woke": "became active (no longer dormant)",
+    "fell_dormant": "became dormant",
+}
+"""How the state of a head may change: the name in files, and words."""
 
 Listed = dict[str, list[dict[str, Any]]]
 """Heads by change: place (with the domain where there are several), metric, its means a and b, and q."""
@@ -85,8 +91,8 @@ class Changes:
     `notes`: sentences on what was not judged.
     """
 
-    held: Listed = field(default_factory=lambda: {name: [] for name in CHANGES})
-    within_noise: Listed = field(default_factory=lambda: {name: [] for name in CHANGES})
+    held: Listed = field(default_factory=lambda: {name: [] for name in CHANGED})
+    within_noise: Listed = field(default_factory=lambda: {name: [] for name in CHANGED})
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, rows: pd.DataFrame, crossed: pd.Series, keys: list[str]) -> None:

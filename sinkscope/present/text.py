@@ -149,15 +149,6 @@ def run_id(run: Run) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
-CHANGED = {
-    "gained_sink": "gained a sink",
-    "lost_sink": "lost a sink",
-    "woke": "became active (no longer dormant)",
-    "fell_dormant": "became dormant",
-}
-"""The changes of state that a comparison lists."""
-
-
 def within_noise(count: int, beside_others: bool) -> str:
     """What follows a list of changes: how many heads crossed the threshold without a difference that holds."""
     if not count:

@@ -180,6 +180,8 @@ def test_axes_are_refused_where_a_figure_has_several_panels() -> None:
 def test_a_run_is_one_line_and_shows_a_few_columns_first() -> None:
     run = scanned()
     assert repr(run) == "<Run of tiny, 8 x 48 of token ids: 0 of 12 heads with a sink>"
+    unmoved = "0 gained a sink, 0 lost a sink, 0 became active (no longer dormant), 0 became dormant"
+    assert repr(sinkscope.compare(run, run)).endswith(f"paired: {unmoved}>")
     assert list(run.show("q_norm"))[-1] == "q_norm"
     assert len(run.show().columns) == 10 < len(run.heads.columns)
     with pytest.raises(SinkscopeError, match="no column of heads"):

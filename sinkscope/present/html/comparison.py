@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinkscope.comparison.levels import parting
+from sinkscope.comparison.levels import CHANGED, parting
 from sinkscope.present.colors import DIVERGING
 from sinkscope.present.differences import equivalences, largest, layers_between, no_difference, partings, states
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
-from sinkscope.present.text import CHANGED, within_noise
+from sinkscope.present.text import within_noise
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.comparison.compare_runs import Comparison
+from sinkscope.comparison.levels import CHANGED
 from sinkscope.present.colors import DIVERGING
 from sinkscope.present.differences import equivalences, largest, no_difference, partings, states
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
-from sinkscope.present.text import CHANGED, printable, within_noise
+from sinkscope.present.text import printable, within_noise
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
 """Most heads, changes, rows of means and maps that are shown; --csv and --json have all."""
