@@ -171,6 +171,7 @@ def test_bibtex_names_every_paper_once() -> None:
     assert "@misc{sinkscope,\n" in text, "classic styles do not know @software"
     assert text.count("{") == text.count("}")
     assert text.index("% defines sink_score, sink_rate") < text.index("@misc{arxiv2410-10781")
+    assert text.endswith("% ours: bos_mass\n"), "what cites no paper stands below the entries, a line a source"
     assert "note" not in text
     assert all("author" in entry or "key = " in entry for entry in text.split("@")[1:]), "BibTeX sorts by one of them"
 

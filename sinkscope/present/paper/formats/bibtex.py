@@ -19,20 +19,20 @@ def bibtex(table: PaperTable) -> str:
     """An entry for each arXiv paper that the metrics' sources cite, and one for sinkscope.
 
     A comment above each entry names the metrics that the paper defines; a note would be printed in the bibliography.
-    Metrics whose source is no paper come first, in comments. Of a paper that a user's own metric alone cites, neither
+    Metrics whose source is no paper come last, in comments. Of a paper that a user's own metric alone cites, neither
     author nor title is known.
     """
     papers: dict[Paper, list[str]] = {}
-    lines = []
+    unpublished: dict[str, list[str]] = {}
     for column in table.columns:
         cited = cited_papers(column.source)
         for paper in cited:
             papers.setdefault(paper, []).append(column.name)
         if not cited:
-            lines.append(f"% {column.name}: {printable(column.source) or 'no source'}")
-    for paper, names in papers.items():
-        lines += [f"% defines {', '.join(names)}", _paper(paper)]
-    return "\n".join([*lines, _entry("misc", "sinkscope", SOFTWARE | {"howpublished": f"Version {VERSION}"}), ""])
+            unpublished.setdefault(printable(column.source) or "no source", []).append(column.name)
+    entries = [f"% defines {', '.join(names)}\n{_paper(paper)}" for paper, names in papers.items()]
+    entries.append(_entry("misc", "sinkscope", SOFTWARE | {"howpublished": f"Version {VERSION}"}))
+    return "\n".join([*entries, *(f"% {source}: {', '.join(names)}" for source, names in unpublished.items()), ""])
 
 
 def _paper(paper: Paper) -> str:
