@@ -167,4 +167,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ImportError as error:  # a method's package
+        raise SystemExit(f"quantised.py: {error}") from None

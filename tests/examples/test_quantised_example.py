@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ def example() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(place: str) -> None:
+        raise ImportError("bitsandbytes is needed: `pip install bitsandbytes`")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", missing)
+    monkeypatch.setattr("sys.argv", ["quantised.py", "nf4", "--model", "here", "--out", "there"])
+    with pytest.raises(SystemExit, match=r"^quantised.py: bitsandbytes is needed: `pip install bitsandbytes`$"):
+        runpy.run_path(str(PLACE), run_name="__main__")
 
 
 @pytest.mark.slow
