@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import ArmsLoss, Model, RunFolder, Written, prepared
+from sinkscope.cli.arms_job import ArmsLoss, Model, Written, prepared
 from sinkscope.cli.common import DryRun
 from sinkscope.cli.options import with_options
 from sinkscope.errors import SinkscopeError
@@ -53,7 +54,14 @@ def arms(
             "--kinds", help="Say how each kind is written and what it does.", callback=print_kinds, is_eager=True
         ),
     ] = False,
-    run: RunFolder = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run folder of this model. Its T is the default, its documents are left out, and some interventions "
+            "need its scores.",
+        ),
+    ] = None,
     *,
     text: ArmsLoss,
     written: Written,

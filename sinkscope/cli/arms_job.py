@@ -28,8 +28,7 @@ RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="Run folder of this model. Its T is the default, its documents are left out, and some interventions need "
-        "its scores.",
+        help="Run folder of this model. Its T is the default, and its documents are left out.",
         metavar="RUN",
     ),
 ]

@@ -103,7 +103,7 @@ def opened(a: str, b: str | None, spot: SpotScan) -> tuple[Run, Run]:
     from sinkscope.runs.run import load_run
 
     if b is None and spot.adapter is None:
-        raise SinkscopeError(f"{a} is to be compared with what? Name B, or an --adapter of {a}")
+        raise SinkscopeError(f"nothing to compare {a} with: name a second run or model, or an --adapter of {a}")
     if b is None and is_run(a):
         raise SinkscopeError(f"{a} is a run folder, and --adapter needs a model: name the model as B")
     b = a if b is None else b

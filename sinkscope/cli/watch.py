@@ -35,11 +35,11 @@ def watch(
         ),
     ] = Path("runs/watched"),
     every: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Measure every N-th batch of sequences.", rich_help_panel=FIRST)
+        int, typer.Option(metavar="N", help="Measure every N-th batch of sequences.", rich_help_panel=FIRST)
     ] = 1,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measure at most N sequences of each model.", rich_help_panel=FIRST),
+        typer.Option(metavar="N", help="Measure at most N sequences of each model.", rich_help_panel=FIRST),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
@@ -54,6 +54,9 @@ def watch(
     """
     from sinkscope.runs.run import finished
 
+    for option, number in (("--every", every), ("--limit", limit)):
+        if number is not None and number < 1:
+            raise SinkscopeError(f"{option} {number}: at least 1 is needed")
     if finished(out) and not force:
         raise SinkscopeError(f"{out} holds a finished run: give another --out, or --force to replace it")
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
