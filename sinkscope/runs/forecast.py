@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-DRY, CONFIGURATION = "a pass without numbers", "the configuration alone"
+DRY, CONFIGURATION = "a pass on shapes alone", "the configuration alone"
 """How the attention was found: by the plan of a forward pass of shapes, or by counts that the configuration names."""
 
 
