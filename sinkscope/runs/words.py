@@ -141,7 +141,10 @@ def beyond_words(beyond: SinksBeyondFirst, epsilon: float) -> str:
     bound = f"alpha_k > {epsilon:g}"
     if not beyond.tokens:
         return f"Sinks beyond the first token ({bound}): none."
-    names = ", ".join(_named(token, place == 0) for place, token in enumerate(beyond.tokens))
+    listed = [token.token for token in beyond.tokens]
+    names = ", ".join(
+        _named(token, place == 0, listed.count(token.token) > 1) for place, token in enumerate(beyond.tokens)
+    )
     more = f", and {beyond.others} more in tokens.csv" if beyond.others else ""
     if beyond.tokens[0].kind == "attention":
         last = "some are in the last layer" if beyond.gone is None else f"none is in layer {beyond.gone} or later"
@@ -154,8 +157,11 @@ def beyond_words(beyond: SinksBeyondFirst, epsilon: float) -> str:
     )
 
 
-def _named(sink: SinkToken, first: bool) -> str:
-    """The token with its counts, which the `first` of a sentence explains; repr escapes what cannot be printed."""
-    name = sink.region if sink.token is None else repr(sink.token)
+def _named(sink: SinkToken, first: bool, again: bool) -> str:
+    """The token with its counts, which the `first` of a sentence explains; repr escapes what cannot be printed.
+
+    `again`: whether the sentence names the same token in another region, too.
+    """
+    name = sink.region if sink.token is None else repr(sink.token) + (f" in {sink.region}" if again else "")
     heads = "" if sink.heads is None else f", in {sink.heads} head{'s' if sink.heads != 1 else ''}"
     return f"{name} ({sink.sinks} of {sink.occurrences}{' occurrences' if first else ''}{heads})"

@@ -345,7 +345,7 @@ def test_text_and_chats_go_on(chats: str, talker: Any, tiny_folder: Path) -> Non
     assert [*table] == [column.name for column in table_columns(QUESTION.tables[0])]
     by_name = sinkscope.scan(str(tiny_folder), data="prose", **asked)
     by_object = sinkscope.scan(make_model(), tokenizer=talker, data="prose", **asked)
-    assert "Special tokens get most from" in by_name.summary.streams["text"].measured["regions"]["in_words"]
+    assert "Special tokens get most attention from" in by_name.summary.streams["text"].measured["regions"]["in_words"]
     assert by_name.manifest.model.class_ == "LlamaModel"
     assert by_name.manifest.data[0].fingerprint == by_object.manifest.data[0].fingerprint
     pd.testing.assert_frame_equal(by_name.heads, by_object.heads)
@@ -366,8 +366,8 @@ def test_the_command(tmp_path: Path, chats: str, talker: Any, scan_cli: Scan) ->
     talker.save_pretrained(tmp_path / "model")
     outcome = scan_cli(tmp_path / "model", "--data", f"{chats}#messages", "--generate", 3, "--no-self-check")
     assert outcome.code == 0, outcome.stderr
-    assert "Attention on the first token, by whose words the query is" in " ".join(outcome.stdout.split())
-    assert "The template's markers get most from" in " ".join(outcome.stdout.split())
+    assert "Mean attention on the first token, by the region of the query" in " ".join(outcome.stdout.split())
+    assert "The template's markers get most attention from" in " ".join(outcome.stdout.split())
     run = sinkscope.load_run(outcome.folder)
     assert run.manifest.request.generate == 3
     assert set(run.measured["regions"]["region"]) >= {"markers", "user", "generated"}

@@ -91,6 +91,14 @@ def test_the_sentences_of_the_report_show_tokens_as_text() -> None:
     assert "<b>" not in render_report([run])
 
 
+def test_a_token_of_two_regions_is_named_with_them() -> None:
+    facts = {"kind": "attention", "id": 5, "sinks": 2, "occurrences": 4, "heads": 3}
+    places = [("text", ","), ("generated", ","), ("text", "and")]
+    named = [SinkToken.model_validate(facts | {"region": region, "token": token}) for region, token in places]
+    words = beyond_words(SinksBeyondFirst(tokens=named, others=0, created=1, gone=None), 0.3)
+    assert "',' in text (2 of 4 occurrences, in 3 heads), ',' in generated (2 of 4, in 3 heads), 'and' (2 of" in words
+
+
 def test_the_list_for_other_tools() -> None:
     state = {"kind": "state", "token": EVIL, "id": 9, "heads": None}
     run = with_tokens(BOS, {}, {"first": True}, state, {"token": None, "id": None, "region": "patch"})

@@ -71,7 +71,7 @@ def add_regions(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         most = str(means["marker_mass"].idxmax())
         markers = "The template's markers" if {*ROLES} & {*means.index} else "Special tokens"
         summary["in_words"] = (
-            f"Attention on the first token, by whose words the query is: {shown}. {markers} get most from {most} "
-            f"({means.loc[most, 'marker_mass']:.3f})."
+            f"Mean attention on the first token, by the region of the query: {shown}. {markers} get most attention "
+            f"from {most} ({means.loc[most, 'marker_mass']:.3f})."
         )
         stream.measured["regions"] = summary
