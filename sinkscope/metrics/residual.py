@@ -192,7 +192,7 @@ def begin_matrix_entropy(view: LayerView) -> SpectrumEntropy:
 )  # fmt: skip
 def matrix_entropy(view: LayerView) -> LayerValues:
     """Entropy of the squared singular values of the matrix with the rows x_i of all tokens, each divided by their sum.
-    The rows are not centred. It is measured on the first n sequences of each domain only and is empty in the others.
+    The rows are not centred. It is measured on the first n sequences of each dataset only and is empty in the others.
     --spectra sets n. By default n is the largest number with n min(T, D)^3 <= 2^26, where T is that of the longest
     sequence, but at least 2."""
     return spectrum_entropy(view.x)

@@ -50,17 +50,17 @@ class Request(Record):
     adapter: str | None = None
     """Folder of a PEFT adapter that is put into the model; null = none."""
     data: tuple[str, ...] | None = _decides("text")
-    """SPECs, each a domain; null = prose, or the model's own task where it has one."""
+    """SPECs, each a dataset; null = prose, or the model's own task where it has one."""
     given: str | None = _decides("text")
     """Kind of the object passed from Python instead of a SPEC (`token ids`, `pixel_values`, ...). A later scan cannot
     read it again."""
     bos: tuple[str, ...] = _decides("text", ("auto",))
-    """How the first token is chosen: auto, always or never. With several, every SPEC has one domain for each."""
+    """How the first token is chosen: auto, always or never. With several, every SPEC has one dataset for each."""
     first: tuple[str, ...] = _decides("text", ())
     """What stands first in each sequence, in place of `bos`: auto, bos, bosxN, none, random, or a text of one token.
-    With several, every SPEC has one domain for each."""
+    With several, every SPEC has one dataset for each."""
     prepend: tuple[int, ...] = _decides("text", ())
-    """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one domain for each."""
+    """Numbers of ordinary tokens drawn to stand before `first`. With several, every SPEC has one dataset for each."""
     generate: int | None = _decides("text")
     """Number of tokens that the model writes after each sequence, greedily; null = none. They are measured too."""
     images: str | None = _decides("text")
@@ -81,7 +81,7 @@ class Request(Record):
     dormant_rule: str = _decides("columns", DORMANT_RULE)
     """Which heads are dormant: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
     spectra: int | None = _decides("columns")
-    """Number of first sequences of each domain that matrix_entropy, and what needs spectra in smoothing.csv, is
+    """Number of first sequences of each dataset that matrix_entropy, and what needs spectra in smoothing.csv, is
     measured on; null = as many as are cheap."""
     lengths: tuple[int, ...] | None = _decides("columns")
     """The prefixes of the length curve, ascending; null = 64, 128, 256, ... The whole sequence is added to them."""

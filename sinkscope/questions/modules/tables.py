@@ -54,7 +54,7 @@ for _name, _column in INPUT_COLUMNS.items():
 @run_column(TABLE, unit="position", range="[0, T)")
 def amax_position(run: ModuleRun) -> int:
     """Position of the token with the largest |x|, in a tie the lowest; of several sequences, the most frequent one. If
-    several are equally frequent, the one whose first sequence comes first in the domain."""
+    several are equally frequent, the one whose first sequence comes first in the dataset."""
     return most_frequent(run.places)
 
 
@@ -71,7 +71,7 @@ def name_of(module: str, call: int) -> str:
 
 
 def module_table(domains: list[Domain], sites: list[Site], spelled: Callable[[int], str | None]) -> pd.DataFrame:
-    """modules.csv: one row per linear module, for each domain where there are several. `spelled`: a token's text."""
+    """modules.csv: one row per linear module, for each dataset where there are several. `spelled`: a token's text."""
     rows = []
     for domain in domains:
         for name, values in domain.others.items():

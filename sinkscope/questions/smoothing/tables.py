@@ -32,7 +32,7 @@ UNREAD = {
 
 @dataclass
 class SmoothingRun:
-    """What the run columns of smoothing are computed from, for one attention site and domain: means over sequences
+    """What the run columns of smoothing are computed from, for one attention site and dataset: means over sequences
     [H] by name, and the numbers that depend on the weights only."""
 
     means: dict[str, np.ndarray]
@@ -151,7 +151,7 @@ def _ranks(ranks: Tensor | None, run: SmoothingRun) -> np.ndarray:
 
 
 def smoothing_table(domains: list[Domain], sites: list[Site], wirings: dict[str, Wiring]) -> pd.DataFrame:
-    """smoothing.csv: one row per (stream, layer, head), for each domain where there are several."""
+    """smoothing.csv: one row per (stream, layer, head), for each dataset where there are several."""
     return measured_table(
         "smoothing", domains, sites,
         lambda domain, site, means: SmoothingRun(means, wirings.get(site.name, NOTHING)),
@@ -169,7 +169,7 @@ def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:
-    """Number of heads by verdict. `differs`: not the same in every domain; `missing`: W could not be read."""
+    """Number of heads by verdict. `differs`: not the same in every dataset; `missing`: W could not be read."""
     counts = dict.fromkeys((*VERDICTS, "differs", "missing"), 0)
     for _, verdicts in rows.groupby(["module", "head"], sort=False)["verdict"]:
         if verdicts.isna().any():
@@ -198,5 +198,5 @@ def _words(counts: dict[str, int], heads: int) -> str:
         f"{counts['sharpens']} less similar, {counts['neither']} neither"
     )
     if counts["differs"]:
-        text += f", {counts['differs']} differ between domains"
+        text += f", {counts['differs']} differ between datasets"
     return text + (f"; {counts['missing']} could not be read." if counts["missing"] else ".")

@@ -18,7 +18,7 @@ QUESTION = Question(
             ColumnSchema(
                 "position", "integer", "", "",
                 "Position of the spike's token; of several sequences, the most frequent one. If several are equally "
-                "frequent, the one whose first sequence comes first in the domain.",
+                "frequent, the one whose first sequence comes first in the dataset.",
             ),
         ),
         measured=("spikes",),

@@ -59,7 +59,7 @@ def row_pattern(run: SwitchRun) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """What the columns of switch_tokens.csv are computed from: some heads and tokens of one domain, row by row.
+    """What the columns of switch_tokens.csv are computed from: some heads and tokens of one dataset, row by row.
 
     Attributes:
         number: occurrences of the token, i >= 1. on: those in which the head is on.
@@ -75,7 +75,7 @@ class TokenRun:
 
 @run_column("switch_tokens", unit="tokens", range="[10, inf)")
 def n(run: TokenRun) -> np.ndarray:
-    """Number of occurrences of the token at i >= 1, over all sequences of the domain."""
+    """Number of occurrences of the token at i >= 1, over all sequences of the dataset."""
     return run.number.astype(np.int64)
 
 
@@ -95,8 +95,8 @@ def lift(run: TokenRun) -> np.ndarray:
 
 @run_column("switch_tokens", unit="probability", range="[0, 0.05)")
 def q(run: TokenRun) -> np.ndarray:
-    """p-value adjusted by Benjamini-Hochberg over all tests of the domain, in all layers. Each head is tested with each
-    token that has n >= 10. In a sequence that holds the token, d = (its occurrences with the head on) - (its
+    """p-value adjusted by Benjamini-Hochberg over all tests of the dataset, in all layers. Each head is tested with
+    each token that has n >= 10. In a sequence that holds the token, d = (its occurrences with the head on) - (its
     occurrences) x (share of all queries i >= 1 with the head on). The test is of z = sum d / sqrt(sum d^2), the sums
     being over these sequences; it is two-sided, under the normal distribution. So queries of one sequence need not be
     independent. |z| is at most the square root of the number of these sequences. Where every d is 0, as in a head that
@@ -106,7 +106,7 @@ def q(run: TokenRun) -> np.ndarray:
 
 @dataclass(frozen=True)
 class AlignmentRun:
-    """What the columns of alignment.parquet are computed from, for one site and domain.
+    """What the columns of alignment.parquet are computed from, for one site and dataset.
 
     `moments`: cos(x_0, x_j), its square, cos(z_0, z_j), its square: [4, T], means over sequences. `number`: sequences
     that reach each position, [T].
@@ -146,12 +146,12 @@ def cos_input_sem(run: AlignmentRun) -> np.ndarray:
 
 
 def switch_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
-    """switch.csv: one row per (stream, layer, head), for each domain where there are several."""
+    """switch.csv: one row per (stream, layer, head), for each dataset where there are several."""
     return measured_table("switch", domains, sites, lambda domain, site, means: SwitchRun(means))
 
 
 def alignment_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
-    """alignment.parquet: one row per (stream, layer, position), for each domain where there are several."""
+    """alignment.parquet: one row per (stream, layer, position), for each dataset where there are several."""
     frames = []
     for domain, site, values in sites_of(domains, sites):
         moments = values.arrays.get("alignment")
@@ -173,7 +173,7 @@ def _reaching(domain: Domain, values: SiteValues) -> np.ndarray:
 
 
 def token_table(domains: list[Domain], sites: list[Site], tokenizer: Any) -> pd.DataFrame:
-    """switch_tokens.csv: one row per head and token that switches it beyond chance, for each domain."""
+    """switch_tokens.csv: one row per head and token that switches it beyond chance, for each dataset."""
     frames = []
     for domain in domains:
         by_site = [
@@ -189,11 +189,11 @@ def token_table(domains: list[Domain], sites: list[Site], tokenizer: Any) -> pd.
 
 @dataclass(frozen=True)
 class TokenTests:
-    """What the tests of switch_tokens.csv could find in one stream and domain.
+    """What the tests of switch_tokens.csv could find in one stream and dataset.
 
     Attributes:
         frequent: whether some token occurs often enough to be tested.
-        tests: number of tests in the domain.
+        tests: number of tests in the dataset.
         sequences: the most sequences that hold a tested token of the stream.
         needed: in how many a token must stand for its test to have q < 0.05 whatever the others give.
     """
@@ -205,7 +205,7 @@ class TokenTests:
 
 
 def token_tests(domains: list[Domain], sites: list[Site]) -> dict[tuple[str, str], TokenTests]:
-    """By domain and stream."""
+    """By dataset and stream."""
     made = {}
     for domain in domains:
         by_site = [

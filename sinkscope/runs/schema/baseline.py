@@ -41,12 +41,12 @@ class BaselineModel(Record):
 
 
 class BaselineDomain(Record):
-    """The sequences of one domain."""
+    """The sequences of one dataset."""
 
     domain: str
-    """Name of the domain in the tables."""
+    """Name of the dataset in the tables."""
     spec: str
-    """The SPEC that the domain was read from."""
+    """The SPEC that the dataset was read from."""
     bos: str
     """How the first token was chosen."""
     fingerprint: str
@@ -60,10 +60,10 @@ class BaselineDomain(Record):
 
 
 class BaselineLevel(Record):
-    """One domain at one level: a list of values for each metric, in the order of the places."""
+    """One dataset at one level: a list of values for each metric, in the order of the places."""
 
     domain: str
-    """The domain."""
+    """The dataset."""
     level: str
     """summary, layer or head."""
     sequences: int
@@ -96,11 +96,11 @@ class BaselineFile(Record):
     model: BaselineModel
     """The model."""
     data: list[BaselineDomain]
-    """The sequences of each domain."""
+    """The sequences of each dataset."""
     first_token: FirstToken
-    """The first token over all domains."""
+    """The first token over all datasets."""
     hides: bool | None = None
     """Whether some attention call hides a key from a query that the order of positions lets see it; null in baselines
     of schema version 2 and older."""
     levels: list[BaselineLevel] = Field(default_factory=list)
-    """Means and errors of each domain at each level."""
+    """Means and errors of each dataset at each level."""

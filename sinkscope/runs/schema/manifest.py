@@ -104,12 +104,12 @@ class ModelFacts(Record):
 
 
 class DomainFacts(Record):
-    """The sequences of one domain: one SPEC with one way to choose the first token."""
+    """The sequences of one dataset: one SPEC with one way to choose the first token."""
 
     domain: str
-    """Name of the domain in the tables."""
+    """Name of the dataset in the tables."""
     spec: str
-    """The SPEC that the domain was read from."""
+    """The SPEC that the dataset was read from."""
     fingerprint: str
     """SHA-256 of the token ids, and of what else the model read, such as vectors or pixels."""
     sequences: int
@@ -170,7 +170,7 @@ class MetricFacts(Record):
     shown: bool = True
     """Whether the table has the column, and not only the per-sequence values."""
     sampled: bool = False
-    """Whether it is measured on the first sequences of each domain only."""
+    """Whether it is measured on the first sequences of each dataset only."""
     dormant: str | None = None
     """The end of its values, low or high, at which a head is dormant; null where neither says so."""
     code_sha256: str
@@ -226,9 +226,9 @@ class Manifest(Record):
     model: ModelFacts
     """The model as it was loaded."""
     data: list[DomainFacts]
-    """The sequences of each domain."""
+    """The sequences of each dataset."""
     first_token: FirstToken
-    """The first token over all domains."""
+    """The first token over all datasets."""
     decoder_input: str | None = None
     """What a decoder read in addition to the sequences."""
     self_check: SelfCheck
@@ -248,14 +248,14 @@ class Manifest(Record):
     warnings: list[str] = Field(default_factory=list)
     """Sentences that the reader of the tables must know."""
     spectra_measured: dict[str, int] = Field(default_factory=dict)
-    """Number of sequences of each domain that matrix_entropy, and what needs spectra in smoothing.csv, was measured on;
-    the largest number of any layer."""
+    """Number of sequences of each dataset that matrix_entropy, and what needs spectra in smoothing.csv, was measured
+    on; the largest number of any layer."""
     complete: bool = True
     """False for a scan that was interrupted."""
     batch_size: int | None = None
     """Sequences per forward pass at the end of the scan; smaller than asked for where memory ran out."""
     sequences_done: int = 0
-    """Number of sequences measured, over all domains."""
+    """Number of sequences measured, over all datasets."""
     timing: Timing = Timing()
     """How long the scan took."""
     tables: dict[str, TableFacts] = Field(default_factory=dict)

@@ -158,7 +158,7 @@ ARMS_TABLES = {
 """Every table of arms, by name."""
 
 
-DOMAIN = ColumnSchema("domain", "string", "", "", "The domain: a SPEC, or a SPEC with a BOS mode.")
+DOMAIN = ColumnSchema("domain", "string", "", "", "The dataset: a SPEC, with its setting.")
 
 TRAINING_TABLES = {
     table.name: table
@@ -223,11 +223,11 @@ HALF = "0.5"
 UNLESS = "Empty where uniform attention exceeds the threshold too, and where attention is no softmax."
 
 ATLAS_TABLE = TableSchema(
-    "atlas", "atlas.csv", "one (run, domain, stream)",
+    "atlas", "atlas.csv", "one (run, dataset, stream)",
     (
         key("run", "string", "Folder of the run, or its number where it has no folder."),
         key("model", "string", "Hub id, folder or example:NAME, with the adapter it was measured with."),
-        key("text", "string", "The domain: a SPEC, or a SPEC with a BOS mode."), STREAM,
+        key("text", "string", "The dataset: a SPEC, with its setting."), STREAM,
     ),
     own=(
         ColumnSchema("parameters", "integer", "parameters", "[0, inf)", "Number of parameters of the model."),

@@ -44,7 +44,7 @@ class TopPosition(Record):
 
 
 class DormantHeads(Record):
-    """The heads that are dormant in every domain."""
+    """The heads that are dormant in every dataset."""
 
     rule: str
     """The dormant rule: NAME<x or NAME>x, applied to the mean of a column of heads.csv."""
@@ -53,9 +53,9 @@ class DormantHeads(Record):
     heads: list[Head]
     """[layer, head] of each dormant head."""
     in_some_domains: int = 0
-    """Number of heads that are dormant in some of the domains, but not in every one."""
+    """Number of heads that are dormant in some of the datasets, but not in every one."""
     unknown: int = 0
-    """Number of heads in which the rule's column is missing, in one domain or more."""
+    """Number of heads in which the rule's column is missing, in one dataset or more."""
 
 
 class DormancyScores(Record):
@@ -227,7 +227,7 @@ class StreamSummary(Record):
 
 
 class MixedHead(Record):
-    """A head that is dormant in some domains and not in others."""
+    """A head that is dormant in some datasets and not in others."""
 
     stream: str
     """Stream of the head."""

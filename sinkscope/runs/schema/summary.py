@@ -14,14 +14,14 @@ SCHEMA_VERSION = 3
 
 
 class DomainSummary(Record):
-    """The answer for one domain."""
+    """The answer for one dataset."""
 
     streams: dict[str, StreamSummary]
     """The answer for each stream."""
 
 
 class HeadContrast(Record):
-    """A head whose BOS mass differs between two domains."""
+    """A head whose BOS mass differs between two datasets."""
 
     stream: str
     """Stream of the head."""
@@ -30,7 +30,7 @@ class HeadContrast(Record):
     head: int
     """Number of the head in its layer."""
     difference: Number
-    """BOS mass in the second domain minus that in the first."""
+    """BOS mass in the second dataset minus that in the first."""
     low: Number
     """Lower end of the 95 % interval (Student's t)."""
     high: Number
@@ -40,12 +40,12 @@ class HeadContrast(Record):
 
 
 class DomainContrast(Record):
-    """The comparison of two domains."""
+    """The comparison of two datasets."""
 
     a: str
-    """The first domain."""
+    """The first dataset."""
     b: str
-    """The second domain."""
+    """The second dataset."""
     paired: bool
     """Whether both read the same documents, one by one, so that each sequence is its own control."""
     metric: str
@@ -109,21 +109,21 @@ class Summary(Record):
     complete: bool
     """False for a scan that was interrupted."""
     data: list[str]
-    """Names of the domains."""
+    """Names of the datasets."""
     sequences: int
-    """Number of sequences measured, over all domains."""
+    """Number of sequences measured, over all datasets."""
     epsilon: float
     """A head has a sink where alpha_0 exceeds this."""
     first_token: FirstToken
     """The first token of the sequences."""
     streams: dict[str, StreamSummary]
-    """The answer for each stream, over all domains."""
+    """The answer for each stream, over all datasets."""
     domains: dict[str, DomainSummary] = Field(default_factory=dict)
-    """The answer for each domain; empty where there is only one."""
+    """The answer for each dataset; empty where there is only one."""
     dormant_in_some_domains: list[MixedHead] = Field(default_factory=list)
-    """Heads that are dormant in some domains and not in others."""
+    """Heads that are dormant in some datasets and not in others."""
     domains_compared: list[DomainContrast] = Field(default_factory=list)
-    """The comparison of each pair of domains."""
+    """The comparison of each pair of datasets."""
     published: list[Published] = Field(default_factory=list)
     """Published numbers of this model."""
     not_softmax: list[str] = Field(default_factory=list)

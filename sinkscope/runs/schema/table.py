@@ -17,7 +17,7 @@ class Column:
             `token` (one value a row of sinks.parquet, of tokens.csv) or `kind` (a kind of row of sinks.parquet, no
             column).
         shown: whether the table has the column, and not only the per-sequence values.
-        sampled: whether it is measured on the first sequences of each domain only.
+        sampled: whether it is measured on the first sequences of each dataset only.
         measure: the measurement that adds the column to a table of every scan; None for all other columns.
         dormant: the end of its values, `low` or `high`, at which a head is dormant; None where neither says so.
         map_place: its place among the scores that the report's map of heads offers; None = not offered.
@@ -74,13 +74,13 @@ def key(name: str, type: str, what: str) -> ColumnSchema:
     return ColumnSchema(name, type, "", "", what)
 
 
-DOMAIN = key("domain", "string", "The domain: a SPEC, or a SPEC with a BOS mode. Only in runs with several domains.")
+DOMAIN = key("domain", "string", "The dataset: a SPEC, with its setting. Only in runs with several datasets.")
 STREAM = key("stream", "string", "Part of the model: text, vision, audio, encoder, decoder or cross.")
 LAYER = key("layer", "integer", "Number of the layer in its stream.")
 HEAD = key("head", "integer", "Number of the query head in its layer.")
 MODULE = key("module", "string", "Path of the attention module in the model; path[n] for its n-th call.")
 KIND = key("kind", "string", "Which keys a query may see: full, sliding:W, chunked:C or cross.")
-SEQUENCE = key("sequence", "integer", "Number of the sequence in its domain.")
+SEQUENCE = key("sequence", "integer", "Number of the sequence in its dataset.")
 DOCUMENT = key("document", "string", "What the sequence was read from.")
 
 

@@ -30,8 +30,8 @@ REGION = key(
 KIND_OF_SINK = key("kind", "string", "Kind of the sink: attention, state or massive. `sinkscope metrics` defines each.")
 
 SINK_COLUMNS = (
-    key("domain", "string", "The domain."),
-    key("sequence", "integer", "Number of the sequence in its domain."),
+    key("domain", "string", "The dataset."),
+    key("sequence", "integer", "Number of the sequence in its dataset."),
     key("position", "integer", "The key position k of the sink."),
     ID, TOKEN, REGION, STREAM_OF_SINK,
     key("layer", "integer", "Number of the layer in its stream."),
@@ -139,7 +139,7 @@ TABLES = {
                 number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query i at the position."),
                 number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query i at the "
                     "position."),
-                key("token", "string", "The token at the position, where all sequences of the domain have the same "
+                key("token", "string", "The token at the position, where all sequences of the dataset have the same "
                     "one."),
             ),
         ),
@@ -160,7 +160,7 @@ TABLES = {
         TableSchema(
             "sequences", "sequences.parquet",
             "one (stream, layer, head or none, sequence)",
-            (key("domain", "string", "The domain."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
+            (key("domain", "string", "The dataset."), STREAM, LAYER, MODULE, SEQUENCE, DOCUMENT, HEAD),
         ),
         TableSchema(
             "sinks", "sinks.parquet", "a sink: (sequence, layer, head or none, position)",
@@ -171,15 +171,15 @@ TABLES = {
             (DOMAIN, *TOKEN_COLUMNS),
         ),
         TableSchema(
-            "domains", "domains.csv", "one (pair of domains, stream, layer, head)",
+            "domains", "domains.csv", "one (pair of datasets, stream, layer, head)",
             (
-                key("domain_a", "string", "The first domain."), key("domain_b", "string", "The second domain."),
-                key("paired", "boolean", "Whether both domains read the same documents in the same order."),
+                key("domain_a", "string", "The first dataset."), key("domain_b", "string", "The second dataset."),
+                key("paired", "boolean", "Whether both datasets read the same documents in the same order."),
                 STREAM, LAYER, HEAD, MODULE,
             ),
             own=(
-                number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first domain."),
-                number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second domain."),
+                number("bos_mass_a", "probability", "[0, 1]", "Mean bos_mass in the first dataset."),
+                number("bos_mass_b", "probability", "[0, 1]", "Mean bos_mass in the second dataset."),
                 number("difference", "probability", "[-1, 1]", "bos_mass_b - bos_mass_a."),
                 number("sem", "probability", "[0, inf)", "Standard error of the difference."),
                 number("low", "probability", "(-inf, inf)", "Lower end of the 95 % interval (Student's t)."),
