@@ -75,7 +75,7 @@ class Evidence:
     def of_text(self, name: str) -> pd.DataFrame:
         """A table of a question, the rows of this text. Raises NotTested where the run has none."""
         if name not in self.run.measured:
-            raise NotTested(f"the run holds no {name}")
+            raise NotTested(f"the run has no table {name}")
         return self.rows_of_text(self.run.measured[name])
 
     def rows_of_text(self, table: pd.DataFrame) -> pd.DataFrame:

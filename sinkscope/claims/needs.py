@@ -34,6 +34,7 @@ class Scan:
             all sequences, of which there are at most 32.
         is_it: whether a saved run is of this kind, its tables aside.
         must: whether a model that cannot be scanned so is an error, and no claim can be put to it.
+        holds: what a run of this kind has that others lack, in words; its name by default.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Scan:
     spectra: bool = False
     is_it: Callable[[Run], bool] = lambda run: True
     must: bool = False
+    holds: str = ""
 
     def with_tables(self, *tables: str) -> Scan:
         """The same scan, of which a claim reads these tables of questions."""
@@ -54,7 +56,8 @@ class Scan:
         run = self.run_of(subject) if subject.given is None else subject.given
         lacking = [name for name in self.tables if name not in run.measured and subject.given is not None]
         if not self.is_it(run) or lacking:
-            raise NotTested(f"the run holds no {' and no '.join(lacking) or self.name}: {self.words}")
+            absent = f"table {' and no table '.join(lacking)}" if lacking else self.holds or self.name
+            raise NotTested(f"the run has no {absent}: {self.words}")
         return subject.evidence(run)
 
     def run_of(self, subject: Subject) -> Run:
@@ -96,7 +99,7 @@ OPENINGS = Scan(
 )  # fmt: skip
 CONTROLS = Scan(
     "controls", "scan with --data random --data repeated --seq-len 64", {"data": ("random", "repeated"), "seq_len": 64},
-    is_it=_is_control,
+    is_it=_is_control, holds="random and repeated tokens",
 )  # fmt: skip
 
 

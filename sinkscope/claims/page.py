@@ -190,8 +190,9 @@ def _untested(table: pd.DataFrame, claim: Claim, subjects: list[str]) -> str:
 
 def _capital(text: str) -> str:
     """The text as a sentence begins; a symbol such as z stays small."""
-    first = text.split()[0]
-    return text if not first.isalpha() or len(first) == 1 else text[:1].upper() + text[1:]
+    first = text.split()[0].rstrip(".;:")
+    symbol = not first.isalpha() or (len(first) == 1 and first != "a")
+    return text if symbol else text[:1].upper() + text[1:]
 
 
 def _numbers(table: pd.DataFrame, claim: Claim, subjects: list[str]) -> list[list[str]]:

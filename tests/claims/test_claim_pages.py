@@ -99,6 +99,8 @@ def test_a_page_says_all_of_a_claim() -> None:
     flat = " ".join(page.split())
     for words in (claim.rule.words.partition(":")[2].strip(), "Not shown", "Assumed", "Source"):
         assert words in flat
+    abstract = CLAIMS["relu-needs-none"]
+    assert "**Source.** Abstract." in in_markdown(make_page(table(rows("m", abstract.name)), [abstract]))
 
 
 @pytest.mark.parametrize("figures", [{}, {"switch": ("claims-switch.png", f"A caption {HARMFUL}.")}])

@@ -196,7 +196,7 @@ def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Pa
     flat = " ".join(done.stdout.split())
     assert "hard-switch holds 1 of 1" in flat
     assert "softmax-needs-a-sink holds 0.999" in flat
-    assert "sink-is-cheaper not tested the run holds no smoothing: scan with --measure switch" in flat
+    assert "sink-is-cheaper not tested the run has no table smoothing: scan with --measure switch" in flat
 
 
 def test_a_saved_run_of_other_weights_is_not_judged_by_those_of_today(tmp_path: Path) -> None:

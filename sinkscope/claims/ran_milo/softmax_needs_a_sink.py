@@ -60,7 +60,7 @@ CLAIM = Claim(
         "must put its mass on a content-agnostic anchor. A softmax that solves the task without a sink in any head "
         "would refute this."
     ),
-    source="abstract; theorems and falsifier as read of the paper.",
+    source="abstract; theorems and falsifier as other readers report them.",
     assumes=(
         "A head has a sink if its mean BOS mass over rows without a trigger is 0.9 or more. The mean at the trigger "
         "is that of x_1 .. x_j, which includes the trigger's own token."
