@@ -1024,6 +1024,27 @@ def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytes
     assert rows.loc["scaled:0.5", "increase"] != 0
 
 
+@pytest.mark.parametrize(
+    ("arms", "name"),
+    [
+        ([ScaledValues(0.5, "scaled"), ScaledValues(0.1, "scaled")], "scaled"),
+        ([ScaledValues(0.5, "keys:first1"), "keys:first1"], "keys:first1"),
+        (["acts:4/tensor", ScaledValues(0.5, "acts:4/tensor+sinks")], "acts:4/tensor+sinks"),
+        ([ScaledValues(0.5, "keys:random1"), "keys:first1"], "keys:random1"),
+    ],
+)
+def test_two_arms_of_one_name_are_refused(arms: list[Any], name: str) -> None:
+    """One would go unmeasured, or stand as another one's control."""
+    setting = setting_of(causal("llama").float(), IDS)
+    chosen = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
+    error = f"--arm {name}: two different arms have this name; give one of them another"
+    with pytest.raises(sinkscope.SinkscopeError, match=f"^{re.escape(error)}$"):
+        expanded(chosen, setting)
+    named = [ScaledValues(0.5), ScaledValues(0.5), "keys:random1", "keys:first1", "acts:4/tensor+sinks"]
+    whole = expanded([read_arm(arm) if isinstance(arm, str) else arm for arm in [*named, "acts:4/tensor"]], setting)
+    assert [arm.name for arm in whole.arms][:5] == ["scaled:0.5", *named[2:], "acts:4/tensor"]
+
+
 def read_packaged(rest: str) -> Any:
     if not rest:
         raise sinkscope.SinkscopeError("no factor")

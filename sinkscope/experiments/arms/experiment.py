@@ -329,11 +329,14 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
         return arm if only_counted and arm.reads_tokens else arm.ready(setting)
 
     ready: dict[str, Arm] = {}
+    given: dict[str, Arm] = {}
     missing: list[str] = []
     for arm in arms:
+        _take_name(given, arm)
         if arm.name not in ready:
             ready[arm.name] = applicable(arm)
         for companion in arm.companions():
+            _take_name(given, companion)
             if companion.name not in ready:
                 try:
                     ready[companion.name] = applicable(companion)
@@ -355,8 +358,25 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
             except SinkscopeError as error:
                 missing.append(_missing(arm, "its random control ", control, error))
                 continue
+        elif type(ready[control.name]) is not type(control):
+            raise _two_arms(control)
         controls[name] = control.name
     return Expanded(list(ready.values()), controls, list(dict.fromkeys(missing)))
+
+
+def _take_name(given: dict[str, Arm], arm: Arm) -> None:
+    """Files an arm under its name. Raises SinkscopeError where another arm has it: rows are told apart by names."""
+    before = given.setdefault(arm.name, arm)
+    try:
+        same = before is arm or bool(before == arm)
+    except (RuntimeError, ValueError):  # of a class of the user's, whose tensors or arrays have no single answer
+        same = False
+    if not same:
+        raise _two_arms(arm)
+
+
+def _two_arms(arm: Arm) -> SinkscopeError:
+    return SinkscopeError(f"--arm {arm.name}: two different arms have this name; give one of them another")
 
 
 def _missing(arm: Arm, what: str, other: Arm, error: SinkscopeError) -> str:
