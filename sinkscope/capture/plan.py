@@ -45,6 +45,8 @@ class Plan:
     follows this plan, each with the module that passed it first."""
     declared: dict[str, str] = field(default_factory=dict)
     """As `keywords`: those that code outside sinkscope has declared."""
+    repeated: tuple[str, ...] = ()
+    """Modules that are called several times in the dry run: in several layers, or in a loop."""
 
     @property
     def inline(self) -> bool:
@@ -60,10 +62,10 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     """
     failures: list[str] = []
     passed = Passed({}, {})
-    seen, unread = _dry_run(model, forward, failures, passed)
+    seen, unread, repeated = _dry_run(model, forward, failures, passed)
     if any(record.path == INLINE for record in seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        seen, unread = _dry_run(model, forward, failures, passed)
+        seen, unread, repeated = _dry_run(model, forward, failures, passed)
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or computes it "
@@ -71,16 +73,17 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
         )
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
-    return Plan(
-        sites_of(model, seen), unread, max(record.queries for record in seen), failures, passed.unknown, passed.declared
-    )
+    positions = max(record.queries for record in seen)
+    return Plan(sites_of(model, seen), unread, positions, failures, passed.unknown, passed.declared, repeated)
 
 
 def _dry_run(
     model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed
-) -> tuple[list[Seen], tuple[str, ...]]:
+) -> tuple[list[Seen], tuple[str, ...], tuple[str, ...]]:
+    """The attention calls of a pass, and the modules that `Plan` calls `unread` and `repeated`."""
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
+    calls: Counter[str] = Counter()
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
         if module not in names:
@@ -108,12 +111,13 @@ def _dry_run(
         shadowed(model, dispatched, passed),
         watch.watched(model),
         runnable(model),
-        hidden_states(model) as shapes,
+        hidden_states(model, calls) as shapes,
     ):
         forward()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | no_maps(model, seen, unmatched, shapes)
-    return [record for record in seen if record.module not in parts], tuple(sorted(parts | unmatched))
+    repeated = tuple(name for name, count in calls.items() if count > 1)
+    return [record for record in seen if record.module not in parts], tuple(sorted(parts | unmatched)), repeated
 
 
 @contextmanager
@@ -279,10 +283,10 @@ def _names(seen: Iterable[Seen]) -> Iterator[str]:
 
 
 @contextmanager
-def hidden_states(model: nn.Module) -> Iterator[dict[str, torch.Size]]:
-    """Collects the shape of the hidden states that each module receives, by the name of a call of the module."""
+def hidden_states(model: nn.Module, calls: Counter[str]) -> Iterator[dict[str, torch.Size]]:
+    """Collects the shape of the hidden states that each module receives, by the name of a call of the module. `calls`
+    gets how often each is called."""
     shapes: dict[str, torch.Size] = {}
-    calls: Counter[str] = Counter()
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

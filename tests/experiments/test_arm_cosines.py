@@ -98,6 +98,14 @@ def test_a_layer_that_returns_no_stream_is_refused() -> None:
         layers_of(setting)
 
 
+def test_a_layer_that_is_called_twice_is_refused() -> None:
+    """It returns two streams, and both its numbers had the first one's cosines."""
+    model = causal("llama")
+    model.base_model.layers[2] = model.base_model.layers[0]
+    with pytest.raises(sinkscope.SinkscopeError, match=r"--cosines: layers\.0 is called several times in a pass: it"):
+        layers_of(setting_of(model, IDS))
+
+
 def made(name: str, *draws: np.ndarray) -> list[ArmNumbers]:
     rest = dict.fromkeys(MEASURES, np.zeros(SEQUENCES))
     return [

@@ -789,6 +789,37 @@ def test_attention_that_an_arm_cannot_reach_is_refused(family: str, text: str, e
         expanded([read_arm(text)], setting)
 
 
+def shared(part: str) -> Any:
+    """A tiny Llama whose layers 0 and 2 are the same, or share this part of theirs."""
+    model = causal("llama")
+    first, last = model.base_model.layers[0], model.base_model.layers[2]
+    if part:
+        last.get_submodule(part.rpartition(".")[0]).register_module(part.rpartition(".")[2], first.get_submodule(part))
+    else:
+        model.base_model.layers[2] = first
+    return model
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "error"),
+    [
+        ("self_attn.o_proj", "heads:0.1", "o_proj is called several times in a pass: heads cannot be zeroed apart"),
+        ("self_attn.o_proj", "heads:random2", "o_proj is called several times in a pass: heads cannot be zeroed apart"),
+        ("self_attn.o_proj", "map:0.1", "o_proj is called several times in a pass: heads cannot be zeroed apart"),
+        ("mlp.down_proj", "neuron:2.7", "the MLP of layer 2 is called several times in a pass: its neurons cannot be"),
+        ("mlp", "neuron:0.random", "the MLP of layer 0 is called several times in a pass: its neurons cannot be set"),
+        ("", "massive:zero", "layers.0 is called several times in a pass: its inputs cannot be changed apart"),
+    ],
+)
+def test_an_arm_does_not_change_other_layers_that_share_its_module(part: str, name: str, error: str) -> None:
+    setting = setting_of(shared(part), IDS, massive_run({5: [0, 2]}))
+    with pytest.raises(sinkscope.SinkscopeError, match=error):
+        expanded([read_arm(name)], setting)
+    if part == "mlp.down_proj":
+        measured_loss(setting, "neuron:1.7")
+        measured_loss(setting, "heads:0.1")
+
+
 @pytest.mark.parametrize(
     ("elements", "error"),
     [({5: [7, 8]}, "the input of layer 7 was not found in the model"), ({}, "the run found no massive activations")],

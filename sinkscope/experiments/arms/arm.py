@@ -62,6 +62,10 @@ class Setting:
         """The attention calls of the base model, in the order of a pass."""
         return self.plan.sites
 
+    def called_again(self, module: nn.Module) -> bool:
+        """Whether a module of the base model is called several times in a pass: a hook on it changes every call."""
+        return any(self.base.get_submodule(path) is module for path in self.plan.repeated)
+
 
 @dataclass
 class Pass:

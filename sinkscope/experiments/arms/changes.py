@@ -96,15 +96,17 @@ def projections(sites: list[Site], chosen: Container[str]) -> list[str]:
     return [site.projection for site in sites if site.name in chosen and site.projection is not None]
 
 
-def check_sites(sites: list[Site]) -> None:
+def check_sites(setting: Setting) -> None:
     """Raises SinkscopeError where a head's slice of the output projection's input cannot be identified."""
-    for site in sites:
+    for site in setting.sites:
         if site.path != INTERFACE:
             raise SinkscopeError(f"{site.module} computes attention in its own way: its heads cannot be zeroed safely")
         if site.projection is None or site.value_dim is None:
             raise SinkscopeError(f"no output projection of {site.module} was found: its heads cannot be zeroed")
         if site.call:
             raise SinkscopeError(f"{site.module} is called several times in a pass: its heads cannot be zeroed apart")
+        if setting.called_again(setting.base.get_submodule(site.projection)):
+            raise SinkscopeError(f"{site.projection} is called several times in a pass: heads cannot be zeroed apart")
 
 
 def _zero(site: Site, heads: Tensor) -> Callable[..., tuple[Any, ...]]:

@@ -152,12 +152,17 @@ class SinkCount:
 
 
 def layers_of(setting: Setting) -> dict[int, nn.Module]:
-    """The layers that hold the model's attention, by number, in order. Raises SinkscopeError where one is not known."""
+    """The layers that hold the model's attention, by number, in order. Raises SinkscopeError where one is not known, or
+    is called several times in a pass."""
     layers = {}
     for site in setting.sites:
         if site.block is None:
             raise SinkscopeError(f"--cosines: the layer around {site.module} was not found in the model")
         layers[site.layer] = setting.base.get_submodule(site.block)
+        if setting.called_again(layers[site.layer]):
+            raise SinkscopeError(
+                f"--cosines: {site.block} is called several times in a pass: it returns several streams"
+            )
     return dict(sorted(layers.items()))
 
 

@@ -35,7 +35,7 @@ class DynamicHeads(Arm):
         return f"dynamic:{self.score.name}{100 * self.share:g}%"
 
     def ready(self, setting: Setting) -> Arm:
-        check_sites(setting.sites)
+        check_sites(setting)
         if setting.run is None:
             raise SinkscopeError(f"--arm {self.name}: its threshold is a quantile of a run: give --run")
         return replace(self, bound=threshold(setting.run, self.score, self.share))

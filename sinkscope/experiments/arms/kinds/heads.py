@@ -103,7 +103,7 @@ class ScoredHeads(NamedHeads):
         return f"heads:{self.score.name}{100 * self.share:g}%"
 
     def ready(self, setting: Setting) -> Arm:
-        check_sites(setting.sites)
+        check_sites(setting)
         if setting.run is None:
             raise SinkscopeError(f"--arm {self.name}: its heads are chosen by a score of a run: give --run")
         try:
@@ -124,7 +124,7 @@ class ListedHeads(NamedHeads):
         return "heads:" + "+".join(f"{layer}.{head}" for layer, head in self.pairs)
 
     def ready(self, setting: Setting) -> Arm:
-        check_sites(setting.sites)
+        check_sites(setting)
         table = all_heads(setting)
         chosen: Heads = {}
         for layer, head in self.pairs:
@@ -137,7 +137,7 @@ class ListedHeads(NamedHeads):
 
 def all_heads(setting: Setting) -> HeadTable:
     """All heads of the model, in the order of its layers."""
-    check_sites(setting.sites)
+    check_sites(setting)
     rows = [
         (site.stream, site.layer, site.name, head) for site in setting.sites for head in range(site.heads)
     ]  # fmt: skip

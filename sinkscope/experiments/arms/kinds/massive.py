@@ -133,7 +133,8 @@ def is_massive(x: Tensor, channels: Tensor) -> Tensor:
 def massive_elements(setting: Setting, name: str) -> Elements:
     """The run's channels with massive elements, by the block at whose input each first has some.
 
-    Raises SinkscopeError where there is no run, it found none, or the block's path is not known.
+    Raises SinkscopeError where there is no run, it found none, or the block's path is not known or is called several
+    times in a pass.
     """
     if setting.run is None:
         raise SinkscopeError(f"--arm {name}: the elements are those that a run found massive: give --run")
@@ -144,6 +145,10 @@ def massive_elements(setting: Setting, name: str) -> Elements:
         site = blocks.get(min(channel.layers))
         if site is None or site.block is None:
             raise SinkscopeError(f"--arm {name}: the input of layer {min(channel.layers)} was not found in the model")
+        if setting.called_again(setting.base.get_submodule(site.block)):
+            raise SinkscopeError(
+                f"--arm {name}: {site.block} is called several times in a pass: its inputs cannot be changed apart"
+            )
         elements.setdefault(site.block, []).append(channel.channel)
     if not elements:
         raise SinkscopeError(f"--arm {name}: the run found no massive activations in this model")

@@ -67,7 +67,8 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     """The linear module by which the MLP of the arm's layer writes to the residual stream, and its number of inputs.
 
     It is the one linear module of the block, outside its attention, that is as wide as the residual stream on its way
-    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs).
+    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), or where
+    it is called several times in a pass.
     """
     sites = [site for site in setting.sites if site.layer == arm.layer and site.block is not None]
     blocks = {site.block for site in sites}
@@ -87,6 +88,11 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(
             f"--arm {arm.name}: layer {arm.layer} has {len(projections)} projections from neurons to the residual "
             "stream: one is needed"
+        )
+    if setting.called_again(projections[0][0]):
+        raise SinkscopeError(
+            f"--arm {arm.name}: the MLP of layer {arm.layer} is called several times in a pass: its neurons cannot be "
+            "set to 0 apart"
         )
     return projections[0]
 

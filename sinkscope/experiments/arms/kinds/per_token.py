@@ -189,7 +189,7 @@ class PerToken(Arm):
         return f"map:{heads}" + (f"/ridge{self.ridge:g}" if self.ridge else "")
 
     def ready(self, setting: Setting) -> Arm:
-        check_sites(setting.sites)
+        check_sites(setting)
         chosen: Heads = {}
         if self.layer is not None:
             site = self._site(setting, self.layer, 0)
