@@ -781,6 +781,7 @@ def test_an_arm_that_cannot_apply_is_refused_before_anything_runs(family: str, t
         ("jetmoe", "heads:0.1", "no output projection of layers.0.self_attention was found"),
         ("diffllama", "heads:0.1", "layers.0.self_attn is called several times in a pass"),
         ("bert", "kv:4", "encoder.layer.0.attention.self is no causal self-attention"),
+        ("qwen2_moe", "neuron:1.3", "layer 1 has experts, and only the one that all tokens share is in reach"),
     ],
 )
 def test_attention_that_an_arm_cannot_reach_is_refused(family: str, text: str, error: str) -> None:

@@ -67,8 +67,9 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     """The linear module by which the MLP of the arm's layer writes to the residual stream, and its number of inputs.
 
     It is the one linear module of the block, outside its attention, that is as wide as the residual stream on its way
-    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), or where
-    it is called several times in a pass.
+    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), also where
+    the matrices of experts are packed into one tensor beside an expert that all tokens share; and where it is called
+    several times in a pass.
     """
     sites = [site for site in setting.sites if site.layer == arm.layer and site.block is not None]
     blocks = {site.block for site in sites}
@@ -76,10 +77,11 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(f"--arm {arm.name}: the model has no layer {arm.layer}")
     inside = {site.module.removeprefix(f"{site.block}.") for site in sites}
     stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
-    projections = []
+    projections, experts = [], False
     for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
         if any(name == attention or name.startswith(f"{attention}.") for attention in inside):
             continue
+        experts |= any(parameter.ndim > 2 for parameter in module.parameters(recurse=False))
         if is_linear(module):
             wide, out = widths(module)
             if out == stream and wide != stream:
@@ -88,6 +90,11 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(
             f"--arm {arm.name}: layer {arm.layer} has {len(projections)} projections from neurons to the residual "
             "stream: one is needed"
+        )
+    if experts:
+        raise SinkscopeError(
+            f"--arm {arm.name}: layer {arm.layer} has experts, and only the one that all tokens share is in reach: its "
+            "neurons are not those of the MLP"
         )
     if setting.called_again(projections[0][0]):
         raise SinkscopeError(
