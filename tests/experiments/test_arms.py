@@ -392,6 +392,32 @@ def test_the_sinks_of_a_sequence_are_those_of_the_words(family: str) -> None:
     assert 0 < expected.sum() < loose.sum(), "the rule on rows decides"
 
 
+def compiled(model: Any) -> Any:
+    """The model with compiled layers, which have run, so that their code calls no hook that comes later."""
+    for layer in model.base_model.layers:
+        layer.compile(backend="eager")
+    with torch.no_grad():
+        model(IDS)
+    return model
+
+
+def test_what_is_measured_before_all_arms_is_that_of_the_uncompiled_model(loud: Any) -> None:
+    """The means of massive elements and the maps of heads come from hooks, which compiled code does not call."""
+
+    def found(model: Any, name: str) -> Tensor:
+        setting = setting_of(model, IDS, massive_run({5: [0]}))
+        setting.more_text = lambda count: random_ids(4, LENGTH, seed=1)
+        return measured_loss(setting, name)
+
+    with torch.no_grad():
+        loud.base_model.embed_tokens.weight[::3, 5] *= torch.linspace(1, 2, 33)
+    names = ("massive:mean", "map:1.0")
+    expected = [found(loud, name) for name in names]
+    assert all((losses(loud, IDS) - each).abs().max() > 1e-5 for each in expected)
+    compiled(loud)
+    assert all(torch.equal(found(loud, name), each) for name, each in zip(names, expected, strict=True))
+
+
 def test_the_mean_of_massive_elements_is_that_of_the_other_sequences(loud: Any) -> None:
     """Where all sequences are one, every element is replaced by its own value."""
     ids = IDS[:1].clone()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import is_linear
+from sinkscope.capture.registries import uncompiled
 from sinkscope.capture.rows import by_sequence
 from sinkscope.checkpoints.forward import Forward, several_probes
 from sinkscope.errors import SinkscopeError
@@ -57,7 +58,8 @@ class RoundedActivations(PositionArm):
         """Tries whether every linear module reads a row for each token, once for all such arms."""
         if not setting.rows_read:
             ids = several_probes(setting.checkpoint)
-            with torch.no_grad(), self.in_force(Pass(setting, ids), torch.zeros_like(ids, dtype=torch.bool)):
+            none = torch.zeros_like(ids, dtype=torch.bool)
+            with torch.no_grad(), uncompiled(), self.in_force(Pass(setting, ids), none):
                 Forward(setting.model)(ids)
             setting.rows_read = True
         return self

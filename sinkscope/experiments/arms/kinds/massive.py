@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.registries import uncompiled
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
@@ -170,6 +171,7 @@ def measured_means(setting: Setting, elements: Elements) -> Means:
                 keep = _keep(sums[path][:, start : start + len(batch)], torch.tensor(channels))
                 stack.enter_context(forward.hooked(setting.base.get_submodule(path), block_hook(keep)))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(uncompiled())  # compiled code would not call the hooks
             Forward(setting.base)(batch)
     return sums
 

@@ -160,7 +160,11 @@ def read_and_written(setting: Setting, site: Site, change: Callable[[Tensor, Ten
         return (change(x, rows).reshape(y.shape), *args[1:]), kwargs
 
     attention, projection = (setting.base.get_submodule(path) for path in (site.module, site.projection))
-    with hooked(attention, pre=keep, with_kwargs=True), hooked(projection, pre=write, with_kwargs=True):
+    with (
+        uncompiled(),  # compiled code would not call the hooks
+        hooked(attention, pre=keep, with_kwargs=True),
+        hooked(projection, pre=write, with_kwargs=True),
+    ):
         yield
 
 
@@ -221,7 +225,6 @@ class PerToken(Arm):
     def applied(self, forward: Pass) -> Iterator[None]:
         forward.touches(sum(map(len, self.chosen.values())))
         with ExitStack() as stack:
-            stack.enter_context(uncompiled())  # compiled code would not call the hooks
             for site in forward.setting.sites:
                 if site.name in self.chosen:
                     change = _mapped(self.maps[site.name], columns(site, self.chosen[site.name]))
