@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from watched import find, hooks
 import sinkscope
 from sinkscope.cli.scan_job import unfinished_folder
 from sinkscope.experiments.arms.changes import zeroed
-from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score
+from sinkscope.experiments.arms.head_choice import HeadTable, Score, read_fractions, read_score, read_scored
 from sinkscope.experiments.arms.readings import Reference, next_token_losses
 from sinkscope.runs.saved.ablation import HIDDEN, RANDOM, summarise
 from sinkscope.runs.saved.ablation import ZeroedArm as Arm
@@ -229,6 +230,16 @@ def test_a_head_without_a_score_is_never_chosen() -> None:
     assert heads.dormant(Score("honor", False), 1) == {"layers.0": [1]}
     with pytest.raises(sinkscope.SinkscopeError, match="only 3 of 4 heads have a value"):
         heads.dormant(Score("honor", True), 4)
+
+
+@pytest.mark.parametrize(
+    ("percent", "heads", "count"),
+    [("29", 50, 15), ("57", 50, 29), ("14.5", 100, 15), ("58", 25, 15), ("28.9", 50, 14), ("5", 72, 4), ("100", 7, 7)],
+)
+def test_a_share_is_rounded_with_halves_up(percent: str, heads: int, count: int) -> None:
+    """By its decimal digits: the float product of a half lies below it, or above."""
+    assert int(Fraction(percent) / 100 * heads + Fraction(1, 2)) == count
+    assert table_of([1.0] * heads).count(read_scored(f"honor:{percent}%")[1]) == count
 
 
 def test_ends_of_scores() -> None:

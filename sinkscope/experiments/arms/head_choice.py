@@ -86,6 +86,12 @@ def check_fractions(fractions: list[float]) -> list[float]:
     return sorted(set(fractions))
 
 
+def share_of(fraction: float, count: int) -> int:
+    """How many of `count` heads a fraction is: the nearest whole number, halves up. 0.29 of 50 is a half, though the
+    product of the floats lies below 14.5."""
+    return int(round(fraction * count, 9) + 0.5)
+
+
 @dataclass(frozen=True)
 class HeadTable:
     """The scores of a run's heads, one row per head: means over its domains where the run has several."""
@@ -94,7 +100,7 @@ class HeadTable:
 
     def count(self, fraction: float) -> int:
         """Number of heads in a fraction, rounded. Raises SinkscopeError where a fraction above 0 rounds to 0 heads."""
-        number = int(fraction * len(self.rows) + 0.5)
+        number = share_of(fraction, len(self.rows))
         if fraction and not number:
             raise SinkscopeError(f"{fraction:g} of {len(self.rows)} heads is no head: give a larger share")
         return number

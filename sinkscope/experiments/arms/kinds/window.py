@@ -21,7 +21,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.changes import check_calls
 from sinkscope.experiments.arms.grammar import number
-from sinkscope.experiments.arms.head_choice import Score, head_table, read_scored
+from sinkscope.experiments.arms.head_choice import Score, head_table, read_scored, share_of
 from sinkscope.experiments.arms.positions import Positions
 
 KVHead = tuple[str, int]
@@ -77,7 +77,7 @@ class ScoredPlan(CachePlan):
         rows = head_table(setting.run, [self.score]).rows
         scores = rows.set_index(["module", "head"])[self.score.column]
         dormancy = pd.Series({head: self._of_group(scores, head, sites) for head in kv_heads(sites)}, dtype=float)
-        count = int(self.share * len(dormancy) + 0.5)
+        count = share_of(self.share, len(dormancy))
         if not count:
             raise SinkscopeError(f"{self.name} of {len(dormancy)} KV heads is no head: give a larger share")
         scored = dormancy.notna().sum()
