@@ -153,6 +153,27 @@ def test_a_trajectory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_disk_that_is_full_leaves_no_part_of_a_row(tmp_path: Path) -> None:
+    """The next measurement would have written behind it, in the same line."""
+    resource = pytest.importorskip("resource")
+    path, model = tmp_path / "t.csv", causal_llama()
+    own = callback(output=path)
+    own.measure(0, model)
+    whole, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, limits[1]))
+    try:
+        with pytest.raises(sinkscope.SinkscopeError, match=r"cannot write .*: File too large"):
+            own.measure(2, model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == whole
+    own.measure(4, model)
+    table = pd.read_csv(path)
+    assert [*dict.fromkeys(table["step"])] == [0, 4]
+    assert path.read_bytes().startswith(whole)
+    assert len(table) == 2 * table["step"].eq(0).sum()
+
+
 @pytest.mark.slow
 def test_a_step_that_is_measured_again_is_replaced(tmp_path: Path) -> None:
     """By the same callback, and by another one over the same file."""

@@ -137,10 +137,11 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
             return
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
-            with self.output.open("a", encoding="utf-8", newline="") as file:
-                file.write(_as_csv(rows, header=not file.tell()))
+            before = self.output.read_bytes() if self.output.exists() else b""
         except OSError as error:
             raise SinkscopeError(f"cannot write {self.output}: {error.strerror or error}") from None
+        # The whole file is written anew: what a kill or a full disk leaves of an appended row would join the next one.
+        write_file(self.output, before + _as_csv(rows, header=not before).encode())
         self._written.add(step)
 
     def _replace(self, rows: pd.DataFrame, step: int) -> None:
