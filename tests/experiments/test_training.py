@@ -130,6 +130,20 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert set(pd.read_csv(tmp_path / "t.csv")["step"]) == {7}
 
 
+def test_a_threshold_on_attention_that_is_no_softmax_is_not_logged(tmp_path: Path) -> None:
+    """Each weight of a sigmoid may be near 1; trajectory.csv has no rate there either."""
+    model = causal_llama()
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, kwargs | {"score": "sigmoid"}), with_kwargs=True
+        )
+    values = callback(output=tmp_path / "t.csv").measure(0, model)
+    table = pd.read_csv(tmp_path / "t.csv")
+    assert table.loc[table["metric"] == "sink_rate", "value"].isna().all()
+    assert "sink/bos_mass" in values
+    assert not [name for name in values if name.startswith("sink/rate")]
+
+
 @pytest.mark.slow
 def test_the_events_of_a_loop_without_a_trainer(tmp_path: Path) -> None:
     """Only a Trainer has a log that reaches trackers: without one the values go to the file and to `log`."""

@@ -24,6 +24,7 @@ from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.experiments.training.trajectory import trajectory_rows
 from sinkscope.runs.defaults import EPSILON
 from sinkscope.runs.folder import write_file
+from sinkscope.runs.per_sequence import not_shares
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.trajectory import TRAJECTORY_FILE, read_rows
 from sinkscope.runs.schema.stream import StreamSummary
@@ -197,7 +198,8 @@ def logged_values(run: Run) -> dict[str, float]:
     sink/dormant: number of dormant heads. sink/max_abs: the largest absolute activation of the residual stream.
     sink/norm_ratio: the first token's norm over the others', in the layer where it is largest. sink/entropy_min: the
     lowest mean entropy of a head, in nats. sink/layer_07/bos_mass: mean over the layer's heads. Models with several
-    streams have the stream's name after `sink/`. What is missing is left out.
+    streams have the stream's name after `sink/`. What is missing is left out, and so is the rate where attention is no
+    softmax.
     """
     values: dict[str, float] = {}
     for stream, summary in run.summary.streams.items():
@@ -213,7 +215,7 @@ def _of_stream(run: Run, stream: str, found: StreamSummary) -> dict[str, Any]:
     by_layer = layers.groupby("layer")["mean_bos_mass"].mean()  # one row a domain
     width = len(str(by_layer.index.max()))
     return {
-        f"rate_{epsilon}": found.sink_rate_percent[epsilon].T,
+        f"rate_{epsilon}": None if stream in not_shares(run) else found.sink_rate_percent[epsilon].T,
         "bos_mass": found.bos_mass.mean,
         "dormant": found.dormant.count,
         "max_abs": layers["inf_norm"].max(),
