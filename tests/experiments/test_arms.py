@@ -669,6 +669,29 @@ def test_sink_rates_are_those_of_a_scan() -> None:
     assert rates["sink_rate_any"] == pytest.approx((rows["sinks_per_sequence"] > 0).mean())
 
 
+def test_attention_that_is_no_softmax_has_no_sink_rate() -> None:
+    """Each weight of a sigmoid may be near 1: all heads had a sink, and every position was one."""
+    model = causal("llama").float()
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, kwargs | {"score": "sigmoid"}), with_kwargs=True
+        )
+    setting = setting_of(model, IDS)
+    for one in measure(setting, [read_arm("keys:first1").ready(setting)], 2, lambda *_: None):
+        assert np.isfinite(one.values["loss"]).all()
+        assert np.isnan([one.values[name] for name in ("sink_rate_first", "sink_rate_any")]).all()
+    with pytest.raises(sinkscope.SinkscopeError, match="sinks: the model's attention is no softmax, so no threshold"):
+        expanded([read_arm("kv:3+sinks")], setting)
+    [warning] = expanded([read_arm("acts:6/token")], setting).missing
+    assert warning.startswith("acts:6/token is measured without acts:6/token+sinks (sinks: the model's attention is no")
+    read_by_run = sinkscope.scan(model, data=random_ids(4, LENGTH, seed=1), self_check=False)
+    ablation = sinkscope.ablate(model, read_by_run, fractions=[0.25], tokens="first", data=IDS, draws=2)
+    hidden_row = ablation.table.iloc[-1]
+    assert ablation.words[-1] == (
+        f"First token hidden from later queries: loss {hidden_row['increase']:+.4f} ± {hidden_row['increase_sem']:.4f}."
+    )
+
+
 def made(
     name: str, shift: Any, family: str | None = None, kept: int | None = None, draw: int | None = None
 ) -> ArmNumbers:

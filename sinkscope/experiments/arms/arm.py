@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sinkscope.capture import Plan, Site
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.hooks import hooked
+from sinkscope.capture.plan import INTERFACE
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms_table import UNABLATED
@@ -61,6 +62,15 @@ class Setting:
     def sites(self) -> list[Site]:
         """The attention calls of the base model, in the order of a pass."""
         return self.plan.sites
+
+    @property
+    def no_sinks(self) -> str:
+        """Why nobody knows which keys are sinks in a pass; empty where the attention sums tell it."""
+        if any(site.path != INTERFACE for site in self.sites):
+            return "the model computes attention in its own way, so its sinks are not seen"
+        if any(site.score != "softmax" for site in self.sites):
+            return "the model's attention is no softmax, so no threshold tells a sink"
+        return ""
 
     def called_again(self, module: nn.Module) -> bool:
         """Whether a module of the base model is called several times in a pass: a hook on it changes every call."""

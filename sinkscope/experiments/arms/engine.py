@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.plan import INTERFACE
 from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.launch import ALONE, Processes
@@ -220,7 +219,7 @@ def _measured(
         with cosines.watched():
             logits = run(forward, arm, sinks, around)
         if reference is None:
-            reference, keys = Reference(logits, text), _keys(setting, sinks, text)
+            reference, keys = Reference(logits, text), None if setting.no_sinks else sinks.keys
         numbers = reference.compare(logits) | _sink_rates(setting, sinks, len(text))
         if not reference.normalised:
             reference.normalise()
@@ -244,15 +243,7 @@ def run(forward: Pass, arm: Arm, sinks: SinkCount, around: AbstractContextManage
     return logits
 
 
-def _readable(setting: Setting) -> bool:
-    return all(site.path == INTERFACE for site in setting.sites)
-
-
-def _keys(setting: Setting, sinks: SinkCount, text: Tensor) -> Tensor | None:
-    return sinks.keys if _readable(setting) else None
-
-
 def _sink_rates(setting: Setting, sinks: SinkCount, count: int) -> dict[str, Tensor]:
-    """Missing where the model computes some attention in its own code."""
-    rates = sinks.rates() if _readable(setting) else torch.full((count, 2), torch.nan)
+    """Missing where the model computes some attention in its own code, or not by a softmax."""
+    rates = torch.full((count, 2), torch.nan) if setting.no_sinks else sinks.rates()
     return {"sink_rate_first": rates[:, 0], "sink_rate_any": rates[:, 1]}

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.capture.plan import INTERFACE
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.changes import check_calls
@@ -58,8 +57,8 @@ class Positions:
 
     def check(self, setting: Setting) -> None:
         """Raises SinkscopeError where a sequence has too few positions, or the sinks are not known."""
-        if self.place.endswith(SINKS) and any(site.path != INTERFACE for site in setting.sites):
-            raise SinkscopeError(f"{self.name}: the model computes attention in its own way, so its sinks are not seen")
+        if self.place.endswith(SINKS) and setting.no_sinks:
+            raise SinkscopeError(f"{self.name}: {setting.no_sinks}")
         if self.place.endswith(SINK_TOKENS):
             if setting.run is None:
                 raise SinkscopeError(f"{self.name}: tokens.csv of a run names these tokens: give --run")

@@ -130,14 +130,14 @@ def _sentence(row: dict[str, Any], beside: str) -> str:
 
 
 def _hidden_sentence(row: dict[str, Any], base: ZeroedArm) -> str:
+    loss = f"First token hidden from later queries: loss {row['increase']:+.4f} ± {row['increase_sem']:.4f}"
+    if math.isnan(row["sink_rate_first"]):
+        return f"{loss}."
     first, anywhere = (
         f"{100 * base.sinks[name]:.1f} % before, {100 * row[name]:.1f} % after"
         for name in ("sink_rate_first", "sink_rate_any")
     )
-    return (
-        f"First token hidden from later queries: loss {row['increase']:+.4f} ± {row['increase_sem']:.4f}; sink rate "
-        f"at the first token {first}; at any token {anywhere}."
-    )
+    return f"{loss}; sink rate at the first token {first}; at any token {anywhere}."
 
 
 def _per_sequence(arm: ZeroedArm, documents: list[str]) -> pd.DataFrame:

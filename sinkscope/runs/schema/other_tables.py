@@ -7,6 +7,8 @@ from sinkscope.runs.schema.table import HEAD, LAYER, STREAM, ColumnSchema, Table
 NATS = "nats per token"
 ARM = ColumnSchema("arm", "string", "", "", "The arm, in the grammar that docs/commands/arms.md lists.")
 
+UNSEEN = "Empty where attention is no softmax, or is computed in the model's own code."
+
 NUMBERS = {
     "loss": (
         NATS, "[0, inf)",
@@ -24,10 +26,13 @@ NUMBERS = {
         "share", "[0, 1]", "Share of the unablated model's five most probable next tokens that are among the five "
         "under the arm: mean over positions 0..T-2."
     ),
-    "sink_rate_first": ("share", "[0, 1]", "Share of (sequence, head) pairs with alpha_0 > epsilon under the arm."),
+    "sink_rate_first": (
+        "share", "[0, 1]", f"Share of (sequence, head) pairs with alpha_0 > epsilon under the arm. {UNSEEN}"
+    ),
     "sink_rate_any": (
         "share", "[0, 1]",
-        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm.",
+        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm. "
+        f"{UNSEEN}",
     ),
     "size": (
         "count", "[0, inf)",
