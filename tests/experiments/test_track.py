@@ -395,6 +395,17 @@ def test_the_step_of_a_checkpoint(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("stage1-step1000-tokens5B", 1000), ("step_2000-seed3", 2000), ("global_step300", 300), ("Step-40", 40),
+        ("tokens-7B", 7), ("run-step5/checkpoint-600", 600), ("v2-checkpoint-80", 80),
+    ],
+)  # fmt: skip
+def test_a_number_behind_the_word_step_is_the_step(name: str, step: int) -> None:
+    assert [found.number for found in steps_of([name, "last-step999999"], [])] == [step, 999999]
+
+
 @pytest.mark.parametrize("step", ["Infinity", "-Infinity", "NaN", "-5", "1.5", "true", '"900"', "null", "9" * 20])
 def test_a_recorded_step_that_is_none_is_refused_before_the_first_scan(step: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-900"

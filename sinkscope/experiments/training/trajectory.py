@@ -152,9 +152,10 @@ class Step:
 def steps_of(models: list[str], revisions: list[str]) -> list[Step]:
     """The steps of `sinkscope track MODEL... --revisions A,B`, in the order of training.
 
-    A folder that transformers' Trainer wrote tells its step in trainer_state.json. Otherwise the step is the last
-    number in the name: checkpoint-500, step143000. Raises SinkscopeError where a name has no number, where two have the
-    same, and where revisions are given with several models.
+    A folder that transformers' Trainer wrote tells its step in trainer_state.json. Otherwise the step is the number
+    behind the word step in the name (step143000, stage1-step1000-tokens5B), or the last one: checkpoint-500. Raises
+    SinkscopeError where a name has no number, where two have the same, and where revisions are given with several
+    models.
     """
     if revisions and len(models) != 1:
         raise SinkscopeError("--revisions are those of one model: name one MODEL")
@@ -184,7 +185,8 @@ def _recorded(folder: str) -> int:
 
 
 def _number(name: str) -> int:
-    numbers = re.findall(r"[0-9]+", name)
+    named = re.findall(r"step[-_]?([0-9]+)", name.rpartition("/")[2], re.IGNORECASE)
+    numbers = named or re.findall(r"[0-9]+", name)
     if not numbers:
         raise SinkscopeError(f"{name} names no training step: a name like step512 or checkpoint-512 is needed")
     return _possible(numbers[-1], f"{name:.80}: {numbers[-1]:.40}")
