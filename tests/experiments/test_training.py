@@ -144,6 +144,15 @@ def test_a_threshold_on_attention_that_is_no_softmax_is_not_logged(tmp_path: Pat
     assert not [name for name in values if name.startswith("sink/rate")]
 
 
+def test_a_second_training_to_the_same_step_measures_it_again(tmp_path: Path) -> None:
+    """Its end was taken for measured, and the rows of the first training's end had gone when it began."""
+    own, model = callback(every=100, output=tmp_path / "t.csv"), causal_llama()
+    for first in (0, 3):
+        for step, event in ((first, own.on_train_begin), (5, own.on_train_end)):
+            event(SimpleNamespace(), SimpleNamespace(is_world_process_zero=True, global_step=step), None, model=model)
+        assert sorted(set(pd.read_csv(tmp_path / "t.csv")["step"])) == [0, 5]
+
+
 @pytest.mark.slow
 def test_the_events_of_a_loop_without_a_trainer(tmp_path: Path) -> None:
     """Only a Trainer has a log that reaches trackers: without one the values go to the file and to `log`."""

@@ -162,7 +162,7 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
             self.output = Path(args.output_dir) / TRAJECTORY_FILE
         if state.is_world_process_zero:
             keep_until(self.output, state.global_step)
-        self._written = None
+        self._written = self._measured = None
         if state.global_step % self.every == 0:
             self._log(self.measure(state.global_step, kwargs["model"]))
 
