@@ -55,18 +55,22 @@ class Positions:
             return None
         return Positions(f"{RANDOM}-{self.place}") if self.count is None else Positions(RANDOM, self.count)
 
-    def check(self, setting: Setting) -> None:
-        """Raises SinkscopeError where a sequence has too few positions, or the sinks are not known."""
+    def check(self, setting: Setting, arm: str) -> None:
+        """Raises SinkscopeError, which names the arm, where a sequence has too few positions, or the sinks are not
+        known."""
+        about = f"--arm {arm}: {self.name}"
         if self.place.endswith(SINKS) and setting.no_sinks:
-            raise SinkscopeError(f"{self.name}: {setting.no_sinks}")
+            raise SinkscopeError(f"{about}: {setting.no_sinks}")
         if self.place.endswith(SINK_TOKENS):
             if setting.run is None:
-                raise SinkscopeError(f"{self.name}: tokens.csv of a run names these tokens: give --run")
+                raise SinkscopeError(f"{about}: tokens.csv of a run names these tokens: give --run")
             sink_ids(setting.run)
         length = setting.ids.shape[1]
         most = length - 1 if self.random else length
         if (self.count or 0) > most:
-            raise SinkscopeError(f"{self.name}: sequences of {length} tokens have only {most} such positions")
+            raise SinkscopeError(
+                f"{about}: sequences of {length} tokens have only {most} such positions; a longer --seq-len has more"
+            )
 
     def mask(self, forward: Pass) -> Tensor:
         """True at the positions, bool [sequence of the batch, T]."""
@@ -109,7 +113,7 @@ class PositionArm(Arm):
 
     def ready(self, setting: Setting) -> Arm:
         check_calls(setting)
-        self.positions.check(setting)
+        self.positions.check(setting, self.name)
         return self
 
     @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.heard import shown_name
 from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.registries import uncompiled
 from sinkscope.capture.rows import by_sequence
@@ -34,14 +35,14 @@ class RoundedActivations(PositionArm):
         return f"acts:{self.bits}/{'token' if self.per_token else 'tensor'}{self.positions.plus}"
 
     def ready(self, setting: Setting) -> Arm:
-        self.positions.check(setting)
+        self.positions.check(setting, self.name)
         for name, module in setting.base.named_modules():
             if not (isinstance(module, nn.Embedding) or is_linear(module)) and any(
                 parameter.ndim > 1 for parameter in module.parameters(recurse=False)
             ):
                 raise SinkscopeError(
-                    f"--arm {self.name}: {name} multiplies by a matrix outside of linear modules, so not every "
-                    "linear input can be rounded"
+                    f"--arm {self.name}: {shown_name(name)} multiplies by a matrix outside of linear modules, so not "
+                    "every linear input can be rounded"
                 )
         return self
 

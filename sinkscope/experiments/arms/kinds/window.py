@@ -189,7 +189,7 @@ class Window(Arm):
 
     def ready(self, setting: Setting) -> Arm:
         check_calls(setting)
-        self.sinks.check(setting)
+        self.sinks.check(setting, self.name)
         sites = [site for site in setting.sites if self._concerns(site)]
         if not sites:
             raise SinkscopeError(f"--arm {self.name}: the model has no full layer; leave out {FULL}")
