@@ -656,6 +656,17 @@ def test_the_numbers_of_two_distributions() -> None:
     assert all((reference.compare(second)[name] == found[name]).all() for name in found), "to the last bit"
 
 
+def test_a_divergence_is_never_below_0() -> None:
+    """Log-probabilities of float32 are off by some 1e-7, all of a position in one direction."""
+    torch.manual_seed(0)
+    logits, ids = 3 * torch.randn(4, 64, 5000), torch.randint(0, 5000, (4, 64))
+    found = Reference(logits, ids).compare(logits * (1 + 1e-7))
+    for name in ("kl", "kl_last"):
+        assert (found[name] >= 0).all(), name
+        assert (found[name] < 1e-6).all(), name
+    assert Reference(logits, ids).compare(logits.roll(1, -1))["kl"].min() > 1
+
+
 @pytest.mark.slow
 def test_sink_rates_are_those_of_a_scan() -> None:
     model, ids = causal("llama").float(), random_ids(5, 70)

@@ -82,9 +82,9 @@ class Reference:
         """Numbers of each sequence, float64: the loss, and four that compare the two next-token distributions.
 
         p is the unablated model's distribution, q the other one's. kl: mean over positions 0..T-2, those that the loss
-        counts, of sum p log(p / q), in nats; kl_last: the same at position T-1. top1: share of positions 0..T-2 at
-        which both find the same token most probable. top5: mean share of p's five most probable tokens that are among
-        q's five.
+        counts, of sum p log(p / q), in nats; a sum that rounding leaves below 0 is 0. kl_last: the same at position
+        T-1. top1: share of positions 0..T-2 at which both find the same token most probable. top5: mean share of p's
+        five most probable tokens that are among q's five.
         """
         batch, length, _ = logits.shape
         kl, same, shared = (torch.zeros(batch, length, dtype=torch.float64) for _ in range(3))
@@ -93,7 +93,7 @@ class Reference:
             part = slice(start, min(start + self._step, length))
             q = log_softmax(logits[:, part].float(), -1)
             p = self.logits[:, part] if self.normalised else log_softmax(self.logits[:, part].float(), -1)
-            kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p - q)).cpu()
+            kl[:, part] = as_float64(torch.linalg.vecdot(p.exp(), p - q)).clamp(min=0).cpu()
             total += next_token_losses(q, self.ids[:, start + 1 : part.stop + 1])
             best_p, best_q = self.best[:, part], _best(logits[:, part])
             same[:, part] = (best_p[..., 0] == best_q[..., 0]).cpu().double()

@@ -17,7 +17,7 @@ NUMBERS = {
     "kl": (
         NATS, "[0, inf)",
         "KL divergence, sum p log(p / q): p is the unablated model's distribution of the next token, q that under the "
-        "arm. Mean over positions 0..T-2.",
+        "arm. Mean over positions 0..T-2. Below 1e-6 it is rounding.",
     ),
     "kl_last": (NATS, "[0, inf)", "kl at position T-1 alone, after the whole sequence."),
     "top1": ("share", "[0, 1]", "Share of positions 0..T-2 at which the most probable next token is that of the "
