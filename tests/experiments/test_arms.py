@@ -703,6 +703,14 @@ def test_attention_that_is_no_softmax_has_no_sink_rate() -> None:
     )
 
 
+@pytest.mark.parametrize("family", slow_but(["bert", "xlnet", "cpmant"], "bert"))
+def test_a_model_whose_queries_see_later_tokens_is_refused(family: str) -> None:
+    """The token that is to be predicted is among what it reads."""
+    model = tiny_model_of(AutoModelForCausalLM, family)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"is not a causal language model: queries of .* see later"):
+        sinkscope.arms(model, ["first-token:random"], data=random_ids(2, 20), draws=2)
+
+
 def made(
     name: str, shift: Any, family: str | None = None, kept: int | None = None, draw: int | None = None
 ) -> ArmNumbers:

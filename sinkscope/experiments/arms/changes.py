@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture import Site
+from sinkscope.capture import Plan, Site
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import Passed, shadowed
@@ -22,6 +22,16 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Pass, Setting
 from sinkscope.experiments.arms.readings import SinkCount
 from sinkscope.runs.saved.ablation import Heads
+
+
+def check_next_token(name: str, plan: Plan) -> None:
+    """Raises SinkscopeError where some query sees later tokens: the one that it shall predict is among them."""
+    for site in plan.sites:
+        if not site.causal and not site.cross:
+            raise SinkscopeError(
+                f"{name} is not a causal language model: queries of {site.module} see later tokens, so that the loss "
+                "of the next token says nothing; give a model that was loaded as a decoder (is_decoder=True)"
+            )
 
 
 def check_calls(setting: Setting) -> None:

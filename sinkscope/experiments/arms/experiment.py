@@ -23,6 +23,7 @@ from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
@@ -129,6 +130,7 @@ def opened(
     if loaded is not None:
         _same_model(checkpoint, loaded)
     base, calls = planned(checkpoint)
+    check_next_token(checkpoint.name, calls)
     if loaded is not None:
         _same_heads(checkpoint, calls, loaded)
     manifest = None if loaded is None else loaded.manifest
