@@ -703,6 +703,16 @@ def test_attention_that_is_no_softmax_has_no_sink_rate() -> None:
     )
 
 
+def test_keys_that_are_no_tokens_are_no_sinks() -> None:
+    """BLT attends to patches of the text, which are fewer than its tokens."""
+    model = tiny_model_of(AutoModelForCausalLM, "blt")
+    done = sinkscope.arms(model, ["first-token:random"], data=random_ids(2, 20), draws=2)
+    assert np.isfinite(done.table["loss"]).all()
+    assert done.table[["sink_rate_first", "sink_rate_any"]].isna().all(axis=None)
+    with pytest.raises(sinkscope.SinkscopeError, match="sinks: the model attends from one sequence to another, so a"):
+        Positions("sinks").check(setting_of(model, IDS), "acts:8/token+sinks")
+
+
 @pytest.mark.parametrize("family", slow_but(["bert", "xlnet", "cpmant"], "bert"))
 def test_a_model_whose_queries_see_later_tokens_is_refused(family: str) -> None:
     """The token that is to be predicted is among what it reads."""

@@ -68,6 +68,8 @@ class Setting:
         """Why nobody knows which keys are sinks in a pass; empty where the attention sums tell it."""
         if any(site.path != INTERFACE for site in self.sites):
             return "the model computes attention in its own way, so its sinks are not seen"
+        if any(site.cross for site in self.sites):
+            return "the model attends from one sequence to another, so a key need not be a token of the text"
         if any(site.score != "softmax" for site in self.sites):
             return "the model's attention is no softmax, so no threshold tells a sink"
         return ""

@@ -7,7 +7,7 @@ from sinkscope.runs.schema.table import HEAD, LAYER, STREAM, ColumnSchema, Table
 NATS = "nats per token"
 ARM = ColumnSchema("arm", "string", "", "", "The arm, in the grammar that docs/commands/arms.md lists.")
 
-UNSEEN = "Empty where attention is no softmax, or is computed in the model's own code."
+UNSEEN = "Empty where attention is no softmax, runs between sequences, or is computed in the model's own code."
 
 NUMBERS = {
     "loss": (
