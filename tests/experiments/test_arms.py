@@ -528,6 +528,19 @@ def test_a_score_that_chooses_no_heads(name: str, error: str, tiny_model: Any, r
     assert str(refused.value).startswith(f"--arm {error}")
 
 
+def test_a_threshold_of_another_length_is_refused(tiny_model: Any, tokenizer: Any, read_run: Any) -> None:
+    """Scores of shorter sequences lie elsewhere: `25%` zeroed half of all heads."""
+    told = (
+        r"--arm dynamic:bos_mass:high25%: its threshold is one of scores over 24 tokens, the run's, and scores change"
+    )
+    with pytest.raises(
+        sinkscope.SinkscopeError, match=f"{told} .*: leave out --seq-len 12, or give a run of that length"
+    ):
+        sinkscope.arms(
+            tiny_model, ["dynamic:bos_mass:25%"], run=read_run, tokenizer=tokenizer, **SMALL | {"seq_len": 12}
+        )
+
+
 def test_hidden_keys_are_a_dense_mask_to_the_bit() -> None:
     """As `ablate --tokens first` hid key 0 before there were arms: by a mask of all queries and keys."""
 

@@ -60,7 +60,8 @@ BUILT_IN = (
         "head counts as dormant in a sequence if its score there is at most the 5 % quantile of the run, or at least "
         "the 95 % quantile if high values mean dormant. The quantile is taken over all pairs of a sequence and a "
         "head, with linear interpolation. The scores come from a scan of the held-out text in which no head is "
-        "zeroed. Published shares of dormant heads are defined in this way.",
+        "zeroed. The run's sequences must be as long as the held-out ones. Published shares of dormant heads are "
+        "defined in this way.",
         "Sandoval-Segura et al. 2504.03889", "dynamic:read_dynamic",
         "dynamic:honor:5%", "heads set to 0 in the sequences where they are dormant",
     ),

@@ -38,6 +38,12 @@ class DynamicHeads(Arm):
         check_sites(setting)
         if setting.run is None:
             raise SinkscopeError(f"--arm {self.name}: its threshold is a quantile of a run: give --run")
+        lengths, length = {data.seq_len for data in setting.run.manifest.data}, setting.ids.shape[1]
+        if length not in lengths:
+            raise SinkscopeError(
+                f"--arm {self.name}: its threshold is one of scores over {max(lengths)} tokens, the run's, and scores "
+                f"change with the length: leave out --seq-len {length}, or give a run of that length"
+            )
         return replace(self, bound=threshold(setting.run, self.score, self.share))
 
     @property
