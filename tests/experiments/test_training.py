@@ -64,7 +64,7 @@ def test_it_logs_what_a_scan_of_the_model_measures(tmp_path: Path) -> None:
     assert logged[-1]["sink/bos_mass"] == found.bos_mass.mean
     assert logged[-1]["sink/rate_0.3"] == found.sink_rate_percent["0.3"].T
     assert logged[-1]["sink/dormant"] == found.dormant.count
-    assert logged[-1]["sink/max_abs"] == run.layers["inf_norm"].max()
+    assert logged[-1]["sink/max_abs"] == run.layers["max_abs"].max()
     assert logged[-1]["sink/norm_ratio"] == run.layers["norm_ratio"].max()
     assert logged[-1]["sink/entropy_min"] == run.heads["entropy"].min()
     assert logged[-1]["sink/layer_1/bos_mass"] == run.layers["mean_bos_mass"][1]
@@ -128,6 +128,17 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert not model.model.layers[0].training
     assert model.lm_head.weight.grad.eq(1).all()
     assert set(pd.read_csv(tmp_path / "t.csv")["step"]) == {7}
+
+
+def test_the_largest_activation_is_that_of_all_sequences() -> None:
+    """Not the mean over sequences of each one's largest."""
+    model, largest = causal_llama().eval(), [0.0]
+    values = callback().measure(0, model)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda module, args: largest.append(float(args[0].abs().max())))
+    with torch.no_grad():
+        model(ids(4))
+    assert values["sink/max_abs"] == pytest.approx(max(largest), rel=1e-6)
 
 
 def test_a_threshold_on_attention_that_is_no_softmax_is_not_logged(tmp_path: Path) -> None:

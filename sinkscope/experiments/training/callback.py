@@ -218,7 +218,7 @@ def _of_stream(run: Run, stream: str, found: StreamSummary) -> dict[str, Any]:
         f"rate_{epsilon}": None if stream in not_shares(run) else found.sink_rate_percent[epsilon].T,
         "bos_mass": found.bos_mass.mean,
         "dormant": found.dormant.count,
-        "max_abs": layers["inf_norm"].max(),
+        "max_abs": layers["max_abs"].max(),
         "norm_ratio": layers["norm_ratio"].max(),
         "entropy_min": heads["entropy"].min(),
         **{f"layer_{layer:0{width}}/bos_mass": value for layer, value in by_layer.items()},
