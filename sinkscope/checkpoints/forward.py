@@ -15,7 +15,7 @@ from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_
 from sinkscope.capture.quiet_logs import quiet_logs
 from sinkscope.capture.registries import renamed, uncompiled
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
-from sinkscope.checkpoints.loading import unwrapped
+from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.inputs.signals import KINDS
 

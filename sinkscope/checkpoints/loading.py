@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration, quantization, tokenizer_hash
 from sinkscope.checkpoints.checks import (
-    Bounds,
     check_experts,
     check_finite,
     check_gguf_layers,
@@ -28,9 +26,10 @@ from sinkscope.checkpoints.checks import (
     check_stored_types,
     need_causal,
 )
+from sinkscope.checkpoints.classes import code_left_out, of_class, unwrapped
 from sinkscope.checkpoints.gguf_files import dequantizing
 from sinkscope.checkpoints.placement import NO_PLAN, Placement
-from sinkscope.checkpoints.private_doors import lacks_tensor_plan, loading_report, unpack
+from sinkscope.checkpoints.private_doors import lacks_tensor_plan, unpack
 from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
 from sinkscope.checkpoints.sources import LoadOptions, Source, check_dtype, find_source, weight_paths
 from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
@@ -183,22 +182,6 @@ def _named(name: str, tokenizer: Any, revision: str | None = None, weights_sha25
     }
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Returns the part of a model that reads its input and has no head.
-
-    A decoder used alone has a wrapper around it whose forward only passes its arguments on: the decoder is returned.
-    Where the base model does not take the main input, the whole model is returned.
-    """
-    base = getattr(model, "base_model", model)
-    parameters = inspect.signature(base.forward).parameters
-    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    decoder = getattr(base, "decoder", None)
-    passes_on = {parameter.kind for parameter in parameters.values()} <= variable
-    if passes_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
-        return decoder
-    return base if getattr(base, "main_input_name", "input_ids") in parameters else model
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` = cuda, then mps, then cpu. Raises SinkscopeError for a device this machine does not have."""
     if name == "auto":
@@ -272,7 +255,7 @@ def _load_model(
                 **common,
                 **adapter,
             }
-            model, report = _of_class(source, config, options.head, arguments)
+            model, report = of_class(source, config, options.head, arguments)
     except SinkscopeError:
         raise
     except torch.OutOfMemoryError:
@@ -282,53 +265,9 @@ def _load_model(
     except Exception as error:  # any defect of a checkpoint becomes one line
         raise SinkscopeError(NO_PLAN if lacks_tensor_plan(error) else why_not_loaded(source, error)) from error
     placement.settle(model)
-    return model, check_keys(source.name, model, report), None if source.gguf else quantization(config)
-
-
-def _of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, without its head unless `head`, and transformers' report on its loading.
-
-    Where the headless class cannot be loaded, it is the base of the class that the checkpoint names: some quantised
-    weights are converted by the names that they have there. Raises what the first class raised where none can.
-    """
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    failure: Exception | None = None
-    for family in (AutoModelForCausalLM,) if head else (AutoModel, *_named_classes(config)):
-        try:
-            with Bounds(source):
-                model, report = family.from_pretrained(source.location, **arguments)
-        except (SinkscopeError, torch.OutOfMemoryError, MemoryError, ImportError):
-            raise
-        except Exception as error:  # a defect of the checkpoint, or of the class
-            failure = failure or error.with_traceback(None)  # whose frames hold the weights
-            continue
-        return (model, report) if failure is None else _base_of(model, report)
-    assert failure is not None  # there is at least one class
-    raise failure
-
-
-def _named_classes(config: Any) -> list[Any]:
-    """The classes of transformers that a checkpoint names, but for the headless one."""
-    import transformers
-
-    names = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
-    classes = [getattr(transformers, name, None) for name in names]
-    base = base_class(config)
-    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not base]
-
-
-def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The model inside one with a head, and what the report says of it, by the names that its weights have there."""
-    base, inside = unwrapped(whole), f"{whole.base_model_prefix}."
-    if hasattr(whole, "hf_device_map"):
-        base.hf_device_map = whole.hf_device_map
-    missing, mismatched, unexpected = loading_report(report)
-    return base, {
-        "missing_keys": [key.removeprefix(inside) for key in missing if key.startswith(inside)],
-        "mismatched_keys": [(key.removeprefix(inside), *sizes) for key, *sizes in mismatched],
-        "unexpected_keys": unexpected,
-    }
+    left_out = [] if options.trust_remote_code else code_left_out(source.name, model)
+    warnings = [*check_keys(source.name, model, report), *left_out]
+    return model, warnings, None if source.gguf else quantization(config)
 
 
 def implementation(config: Any) -> str | None:

@@ -17,8 +17,9 @@ from torch import nn
 
 from sinkscope.checkpoints.checkpoint import Checkpoint
 from sinkscope.checkpoints.checks import Bounds, need_causal
+from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.examples import find_example, packed, ready
-from sinkscope.checkpoints.loading import FAMILIES, implementation, pick_dtype, unwrapped
+from sinkscope.checkpoints.loading import FAMILIES, implementation, pick_dtype
 from sinkscope.checkpoints.quiet import quiet_transformers, silent
 from sinkscope.checkpoints.sources import LoadOptions, Source, check_gguf, path_of
 from sinkscope.checkpoints.tokenizers import why_not_loaded

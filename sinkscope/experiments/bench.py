@@ -19,8 +19,8 @@ from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.checks import NotCausal
+from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward, eager
-from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.engine.batch_size import chosen_batch, free_bytes, memory_needed
 from sinkscope.engine.collector import Collector
 from sinkscope.engine.self_check import self_check

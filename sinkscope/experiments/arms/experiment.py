@@ -14,8 +14,8 @@ from sinkscope.capture import Plan, plan
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint, wrap_model
 from sinkscope.checkpoints.checkpoint import check_length, default_length
+from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.forward import Forward, probe
-from sinkscope.checkpoints.loading import unwrapped
 from sinkscope.checkpoints.tensor_hash import tensors_sha256
 from sinkscope.checkpoints.wrappers import inner_model
 from sinkscope.engine.launch import ALONE, Processes

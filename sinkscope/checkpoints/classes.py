@@ -1,0 +1,122 @@
+"""Chooses the class that a checkpoint is loaded with: transformers' own, or one of the checkpoint's own Python code."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.capture.private_doors import base_class
+from sinkscope.checkpoints.checks import Bounds
+from sinkscope.checkpoints.private_doors import loading_report
+from sinkscope.checkpoints.sources import Source
+from sinkscope.errors import SinkscopeError, all_lines
+
+
+def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, without its head unless `head`, and transformers' report on its loading.
+
+    Where transformers' headless class cannot be loaded, it is the base of the class that the checkpoint names: some
+    quantised weights are converted by the names that they have there. A checkpoint that brings code of its own, which
+    may run, is loaded by that code or not at all: transformers' class of the same name would compute something else.
+    Raises what the first class raised where none can be loaded.
+    """
+    from transformers import AutoModel
+
+    failure: Exception | None = None
+    own = _own_classes(config) if arguments["trust_remote_code"] else {}
+    for family in _families(source.name, config, head, own):
+        try:
+            with Bounds(source):
+                model, report = family.from_pretrained(source.location, **arguments)
+        except (SinkscopeError, torch.OutOfMemoryError, MemoryError, ImportError):
+            raise
+        except Exception as error:  # a defect of the checkpoint, or of the class
+            failure = failure or error.with_traceback(None)  # whose frames hold the weights
+            continue
+        return (model, report) if head or family is AutoModel else _base_of(model, report)
+    assert failure is not None  # there is at least one class
+    if own and base_class(config) is not None:
+        raise SinkscopeError(
+            f"cannot load {source.name} by its own Python code: {all_lines(failure)}; without --trust-remote-code the "
+            "model that transformers has for it is measured"
+        ) from failure
+    raise failure
+
+
+def _own_classes(config: Any) -> dict[str, Any]:
+    """The models of a checkpoint's own code: where it stands, by the class of transformers that stands for it."""
+    mapped = getattr(config, "auto_map", None)
+    models = ("AutoModel", "AutoModelForCausalLM")
+    return {name: mapped[name] for name in models if name in mapped} if isinstance(mapped, dict) else {}
+
+
+def _families(name: str, config: Any, head: bool, own: dict[str, Any]) -> list[Any]:
+    """The classes to be tried, in order. `own`: the models of the checkpoint's code that may run.
+
+    Raises SinkscopeError where this code has no model with a head, and one is needed.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    if head and own and "AutoModelForCausalLM" not in own:
+        raise SinkscopeError(
+            f"{name}: its own Python code has a base model alone (auto_map in its config.json names no "
+            "AutoModelForCausalLM), so what it predicts cannot be measured"
+        )
+    if head or (own and "AutoModel" not in own):
+        return [AutoModelForCausalLM]
+    return [AutoModel] if own else [AutoModel, *_named_classes(config)]
+
+
+def _named_classes(config: Any) -> list[Any]:
+    """The classes of transformers that a checkpoint names, but for the headless one; none for a configuration that is
+    not transformers' own."""
+    import transformers
+
+    if not type(config).__module__.startswith("transformers."):
+        return []
+    names = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
+    classes = [getattr(transformers, name, None) for name in names]
+    base = base_class(config)
+    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not base]
+
+
+def code_left_out(name: str, model: Any) -> list[str]:
+    """A warning where a checkpoint brings code of its own for its model, and transformers' class was loaded instead."""
+    if not _own_classes(model.config):
+        return []
+    return [
+        f"{name} carries Python code of its own, which was not run: {type(model).__name__} of transformers is measured "
+        "instead; --trust-remote-code runs that code, if you trust it"
+    ]
+
+
+def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model inside one with a head, and what the report says of it, by the names that its weights have there."""
+    base, inside = unwrapped(whole), f"{whole.base_model_prefix}."
+    if hasattr(whole, "hf_device_map"):
+        base.hf_device_map = whole.hf_device_map
+    missing, mismatched, unexpected = loading_report(report)
+    return base, {
+        "missing_keys": [key.removeprefix(inside) for key in missing if key.startswith(inside)],
+        "mismatched_keys": [(key.removeprefix(inside), *sizes) for key, *sizes in mismatched],
+        "unexpected_keys": unexpected,
+    }
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Returns the part of a model that reads its input and has no head.
+
+    A decoder used alone has a wrapper around it whose forward only passes its arguments on: the decoder is returned.
+    Where the base model does not take the main input, the whole model is returned.
+    """
+    base = getattr(model, "base_model", model)
+    parameters = inspect.signature(base.forward).parameters
+    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    decoder = getattr(base, "decoder", None)
+    passes_on = {parameter.kind for parameter in parameters.values()} <= variable
+    if passes_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
+        return decoder
+    return base if getattr(base, "main_input_name", "input_ids") in parameters else model
