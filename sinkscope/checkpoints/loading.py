@@ -262,6 +262,8 @@ def _load_model(
         raise OutOfMemory(
             f"{source.name} does not fit into the device's memory: try --dtype, --device-map auto"
         ) from None
+    except SystemExit as error:
+        raise SinkscopeError(why_not_loaded(source, error)) from error
     except Exception as error:  # any defect of a checkpoint becomes one line
         raise SinkscopeError(NO_PLAN if lacks_tensor_plan(error) else why_not_loaded(source, error)) from error
     placement.settle(model)

@@ -31,8 +31,10 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
     return tokenizer, None
 
 
-def why_not_loaded(source: Source, error: Exception) -> str:
+def why_not_loaded(source: Source, error: Exception | SystemExit) -> str:
     """One line for any defect of a checkpoint, with what to do where that is known."""
+    if isinstance(error, SystemExit):
+        return f"cannot load {source.name}: its own Python code ends the program (exit code {error.code})"
     if source.pickled and is_unsafe_pickle(error):
         return (
             f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "

@@ -56,6 +56,11 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
         except BrokenPipeError:
             discard_stdout()
             raise typer.Exit(0) from None
+        except SystemExit as stop:
+            fail(
+                f"code that is not sinkscope's ended the program (exit code {stop.code}): a model's own, or that of a "
+                "metric"
+            )
         except Exception as error:
             fail(in_one_line(error))
         raise AssertionError

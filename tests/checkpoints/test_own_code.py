@@ -74,3 +74,11 @@ def test_code_that_is_left_out_is_named(names: dict[str, str], own: Any, scan_cl
 @pytest.mark.parametrize("names", [{"AutoTokenizer": "own.Tokens"}, ["own.Own"]])
 def test_code_of_no_model_is_not_named(names: Any, own: Any) -> None:
     assert open_checkpoint(str(own(None, names)), LoadOptions()).warnings == []
+
+
+def test_code_that_ends_the_program_is_no_failed_check(own: Any, refused: Refused) -> None:
+    """sys.exit(1) would be the exit code of a failed check, without a word."""
+    folder = own("import sys\nsys.exit(1)\n", BASE)
+    assert refused(folder, "--trust-remote-code") == (
+        f"cannot load {folder}: its own Python code ends the program (exit code 1)"
+    )

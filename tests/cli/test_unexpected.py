@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Scan
+from conftest import Refused, Scan
 
 from sinkscope.cli.common import warn_in_one_line
 from sinkscope.errors import all_lines, first_line, in_one_line
@@ -98,3 +100,17 @@ def test_a_torchvision_of_another_torch_is_one_line(tiny_folder: Path, tmp_path:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("sinkscope: error: a library cannot be imported: operator torchvision::nms; install")
+
+
+def test_code_that_ends_the_program_while_a_model_runs_is_one_line(
+    tiny_folder: Path, refused: Refused, patch_forward: Callable[[Callable[[Any], None]], None]
+) -> None:
+    """Exit code 1 is kept for a failed check."""
+
+    def ends(_: Any) -> None:
+        sys.exit(1)
+
+    patch_forward(ends)
+    assert refused(tiny_folder) == (
+        "code that is not sinkscope's ended the program (exit code 1): a model's own, or that of a metric"
+    )
