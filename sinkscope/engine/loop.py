@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from accelerate.utils import release_memory
 
@@ -115,15 +115,17 @@ class Loop:
         """Measures every sequence. After an interruption `domains` still returns what was measured.
 
         In a launch, each process measures one batch a round; then all receive the batches of all.
-        Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity.
+        Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity; another process that
+        measures into the folder of the shards.
         """
         self._records = [BatchRecord(data.longest, self.quantities) for data in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
-        try:
+        with ExitStack() as ended:
+            if self.shards is not None:
+                self.processes.on_main(partial(ended.enter_context, self.shards.held()))
+                if self.processes.index == 0:
+                    ended.callback(self.shards.discard_if_empty)
             self._run()
-        finally:
-            if self.shards is not None and self.processes.index == 0:
-                self.shards.discard_if_empty()
 
     def _run(self) -> None:
         self._restore()

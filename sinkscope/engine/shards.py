@@ -10,12 +10,12 @@ The key beside the shards holds all that decides the numbers; a scan with anothe
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,7 +34,7 @@ from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs import whole
-from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, need_file, sha256_of
+from sinkscope.runs.folder import KEY, UNFINISHED, kept_json, measuring, need_file, sha256_of
 from sinkscope.runs.schema.base import plain, to_json
 from sinkscope.runs.schema.manifest import HASHES, Manifest
 
@@ -116,11 +116,25 @@ class Unfinished:
         return os.path.lexists(self._folder / KEY)
 
     def empty(self) -> None:
-        """Removes what is there, and makes the folder. Raises SinkscopeError where it cannot be written."""
+        """Removes what is there, and makes the folder. Raises SinkscopeError where it cannot be written, or another
+        process measures into it."""
         with _writing(self._folder):
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
-            self._folder.mkdir(parents=True)
+            if self._folder.is_symlink():  # what it leads to need not be a scan's
+                raise OSError(errno.ENOTDIR, "it is a link")
+            self._made = [self._folder, *(path for path in self._folder.parents if not path.exists())]
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with measuring(self.folder):
+                for path in [path for path in self._folder.iterdir() if path.name != whole.LOCK]:
+                    whole.remove(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lets no other process measure into the folder until the block ends. Raises SinkscopeError where one does, or
+        the folder cannot be written."""
+        with contextlib.ExitStack() as stack:
+            with _writing(self._folder):
+                stack.enter_context(measuring(self.folder))
+            yield
 
     def write_key(self, own: dict[str, Any]) -> None:
         """Writes the key. Raises SinkscopeError where it cannot be written."""
@@ -201,7 +215,9 @@ class Shards(Unfinished):
     def discard_if_empty(self) -> None:
         """Removes the folders that this scan made where it failed before its first batch was done."""
         if self._made and not any(self._folder.glob("*.safetensors")):
-            (self._folder / KEY).unlink(missing_ok=True)
+            for name in (KEY, whole.LOCK):
+                with contextlib.suppress(OSError):  # Windows keeps an open file, such as the lock
+                    (self._folder / name).unlink(missing_ok=True)
             for path in self._made:
                 with contextlib.suppress(OSError):
                     path.rmdir()

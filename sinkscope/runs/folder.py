@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,8 @@ class FolderKind:
                 f"{target} holds files that are not {_with_article(self.name)}'s ({foreign[0]}): give another --out"
             )
         state, unfinished = self.finished(target), UNFINISHED in names
+        if unfinished and whole.is_locked(target / UNFINISHED):
+            raise SinkscopeError(_measured_elsewhere(target))
         if unfinished and not (force or resume):
             raise SinkscopeError(
                 f"{target} holds an unfinished {self.name}: --resume goes on with it, --force starts anew"
@@ -154,6 +156,25 @@ class FolderKind:
                 self.settle(target)
         finally:
             self.settle(target)  # after Ctrl-C among its moves
+
+
+@contextlib.contextmanager
+def measuring(target: Path) -> Iterator[None]:
+    """Lets no other process measure into `target` until the block ends. Its folder of shards must be there.
+
+    Raises SinkscopeError where another process does, and OSError where the folder cannot be written.
+    """
+    lock = whole.locked(target / UNFINISHED)
+    if lock is None:
+        raise SinkscopeError(_measured_elsewhere(target))
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _measured_elsewhere(target: Path) -> str:
+    return f"another process measures into {target} just now: wait until it has ended, or give another --out"
 
 
 def _with_article(name: str) -> str:

@@ -91,7 +91,7 @@ def _new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
     for _ in range(ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
-            lock = _locked(folder)
+            lock = locked(folder)
         except FileNotFoundError:
             continue
         except BaseException:
@@ -105,7 +105,7 @@ def _new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
     raise FileNotFoundError(errno.ENOENT, "another process removes each new folder", str(parent))
 
 
-def _locked(folder: Path) -> int | None:
+def locked(folder: Path) -> int | None:
     """Opens and locks the folder's lock file; None where another process holds it. The system frees it at a kill.
 
     Where a file system has no locks, every folder counts as held: it is left to the user.
@@ -119,6 +119,23 @@ def _locked(folder: Path) -> int | None:
     except OSError:
         pass
     return lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds the folder's lock file."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        take(lock)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(lock)
+    return False
 
 
 def remove_leftovers(target: Path) -> None:
@@ -226,7 +243,7 @@ def settle(target: Path, ours: Collection[str]) -> None:
     with suppress(FileNotFoundError):  # without a journal all has been moved
         journal = json.loads(read_file(committed / JOURNAL))
         for name in sorted({*ours} - {*journal["files"], *journal["kept"]}):
-            _remove(target / name)
+            remove(target / name)
         for name in journal["files"]:
             with suppress(FileNotFoundError):
                 (committed / name).replace(target / name)
@@ -237,7 +254,8 @@ def settle(target: Path, ours: Collection[str]) -> None:
     sync_folder(target)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder with all that is in it. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -55,15 +55,16 @@ class Finished(Unfinished):
     def kept(self, main: bool = True) -> Iterator[None]:
         """Around the measurement. Where it ends early, no empty folder stays, and Ctrl-C becomes ArmsInterrupted where
         batches are done. `main`: whether this is the main process of the launch, which alone removes the folder."""
-        try:
-            yield
-        except BaseException as error:
-            done = self._sequences()
-            if not done and main:
-                self._discard()
-            elif done and isinstance(error, KeyboardInterrupt):
-                raise ArmsInterrupted(done, self.folder) from None
-            raise
+        with self.held() if main else contextlib.nullcontext():
+            try:
+                yield
+            except BaseException as error:
+                done = self._sequences()
+                if not done and main:
+                    self._discard()
+                elif done and isinstance(error, KeyboardInterrupt):
+                    raise ArmsInterrupted(done, self.folder) from None
+                raise
 
     def _sequences(self) -> int:
         """How many sequences the batches hold that are done."""
