@@ -67,6 +67,15 @@ def _said(error: BaseException) -> str:
         return "it gives no reason"
 
 
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8. Python reads the other bytes of a path as lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shorten(text: str, limit: int = 200) -> str:
     """The text, or its beginning with three dots where it is longer than `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

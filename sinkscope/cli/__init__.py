@@ -25,7 +25,7 @@ from sinkscope.cli.common import (
 from sinkscope.cli.help import Command, Group
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, is_text
 
 COMMANDS = (
     "scan", "watch", "track", "ablate", "arms", "evict", "quant", "show", "compare", "baseline", "check", "export",
@@ -101,6 +101,7 @@ def main() -> None:
     stdout = sys.stdout
     try:
         try:
+            _check_words(sys.argv[1:])
             application(_called(sys.argv[1:]))()
         except SinkscopeError as error:  # while the options are put together, as of a package that does not load
             say(f"error: {error}")
@@ -118,6 +119,16 @@ def main() -> None:
         discard_stdout()
         code = BAD_INPUT
     sys.exit(leave(code if isinstance(code, int) else int(code is not None)))
+
+
+def _check_words(words: list[str]) -> None:
+    """Raises SinkscopeError for a word that is no text: no file of a run could hold it. `watch` passes on what stands
+    behind --, whatever it is."""
+    for word in words[: words.index("--") if "--" in words else None]:
+        if not is_text(word):
+            raise SinkscopeError(
+                f"{word!r} is not UTF-8: rename the file or folder; where the name is right, set LC_ALL=C.UTF-8"
+            )
 
 
 def _called(words: list[str]) -> Iterable[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError, first_line, is_text
 from sinkscope.runs import whole
 from sinkscope.runs.whole import WORK
 
@@ -182,7 +182,10 @@ def _with_article(name: str) -> str:
 
 
 def check_place(target: Path) -> None:
-    """Tests, before anything is measured, that the nearest existing folder can be written to. Raises SinkscopeError."""
+    """Tests, before anything is measured, that the nearest existing folder can be written to, and that the path is
+    text, as Parquet files need it. Raises SinkscopeError."""
+    if not is_text(os.path.realpath(target)):
+        raise SinkscopeError(f"cannot write to {target}: the name of a folder in its path is not UTF-8; rename it")
     nearest = next(path for path in (target, *target.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
