@@ -47,6 +47,12 @@ class AttentionMap:
         """The dtype to sum in: float64 for a float64 map, else float32."""
         return torch.float64 if self.probabilities.dtype == torch.float64 else torch.float32
 
+    @property
+    def rounding(self) -> float:
+        """How far rounding may move a probability, or the sum of a row."""
+        given = [self.probabilities] if self.logits is None else [self.probabilities, self.logits]
+        return max(1e-5, *(2 * torch.finfo(tensor.dtype).eps for tensor in given))
+
     def shares(self, rows: slice) -> Tensor:
         """The probabilities of these queries in `dtype`; those in half precision are recomputed from their logits."""
         if self.logits is None or self.logits.dtype in (torch.float32, torch.float64):
@@ -57,9 +63,8 @@ class AttentionMap:
         """Whether these queries' probabilities are the softmax of their logits, up to rounding."""
         if self.logits is None:
             return False
-        rounding = max(torch.finfo(tensor.dtype).eps for tensor in (self.probabilities, self.logits))
         given = self.probabilities[:, :, rows].to(self.dtype)
-        return torch.allclose(given, self._softmax(rows), rtol=0.0, atol=max(1e-5, 2 * rounding), equal_nan=True)
+        return torch.allclose(given, self._softmax(rows), rtol=0.0, atol=self.rounding, equal_nan=True)
 
     def _softmax(self, rows: slice) -> Tensor:
         assert self.logits is not None
@@ -67,8 +72,8 @@ class AttentionMap:
 
 
 QUERIES = (
-    *("first", "diagonal", "previous", "entropy", "total", "size", "margin", "gap", "largest", "visible", "sees_first"),
-    "sees_few",
+    *("first", "diagonal", "previous", "entropy", "total", "size", "sink", "margin", "gap", "largest", "visible"),
+    *("sees_first", "sees_few"),
 )
 KEYS = ("columns", "seen_by")
 EARLY_KEYS = ("early", "early_seen_by")
@@ -80,7 +85,8 @@ class MapRows:
     """What is taken of the queries of a map: all of them, or those that a pass over a cache adds.
 
     The tensors up to `columns` are as in AttentionSums, but `gap` is there for every query; `total` and `size` are its
-    sums of probabilities and of their absolute values. `early`, `early_seen_by`: `columns` and `seen_by` of the first
+    sums of probabilities and of their absolute values, `sink` what learned sinks take of a row that is a distribution.
+    `early`, `early_seen_by`: `columns` and `seen_by` of the first
     64 queries; None where the 64th is not among these. `later`: some query sees a later key. `logits`: the map is the
     softmax of known logits. `sinks`: these are more than the keys.
     """
@@ -91,6 +97,7 @@ class MapRows:
     entropy: Tensor
     total: Tensor
     size: Tensor
+    sink: Tensor
     margin: Tensor
     gap: Tensor
     largest: Tensor
@@ -162,7 +169,7 @@ class MapRows:
             previous=previous if square else None,
             entropy=self.entropy if distribution else torch.full_like(self.entropy, torch.nan),
             margin=self.margin,
-            learned_sink=self._learned_sink(distribution),
+            learned_sink=self.sink if distribution else torch.full_like(self.sink, torch.nan),
             first_is_largest=self.largest,
             logit_gap=self.gap.masked_fill(self.visible != whole, torch.nan),
             columns=self.columns,
@@ -175,11 +182,6 @@ class MapRows:
             causal=causal,
             row_total=None if distribution and not self.sinks else self.size,
         )
-
-    def _learned_sink(self, distribution: bool) -> Tensor:
-        if not distribution:
-            return torch.full_like(self.total, torch.nan)
-        return 1 - self.total if self.sinks else torch.zeros_like(self.total)
 
     def _by_order(self, seen_by: Tensor, queries: int) -> Tensor:
         """Who of so many queries sees each key by the causal order, or where there is none."""
@@ -253,8 +255,8 @@ class _MapWalk:
         visible = torch.zeros_like(first, dtype=torch.long)
         logits = seen.logits is not None
         self.rows = MapRows(
-            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), size=rows(), margin=rows(),
-            gap=rows(), largest=largest, visible=visible, sees_first=torch.zeros_like(largest),
+            first=first, diagonal=rows(), previous=rows(), entropy=rows(), total=rows(), size=rows(), sink=rows(),
+            margin=rows(), gap=rows(), largest=largest, visible=visible, sees_first=torch.zeros_like(largest),
             sees_few=torch.zeros_like(visible),
             columns=first.new_zeros(batch, heads, keys), seen_by=visible.new_zeros(batch, heads, keys),
             early=None, early_seen_by=None, later=False, logits=logits,
@@ -265,10 +267,13 @@ class _MapWalk:
         """Adds queries start..stop to every sum."""
         taken, rows = self.rows, slice(start, stop)
         shares = self.seen.shares(rows)
+        taken.total[..., rows] = shares.sum(-1)
         if self.seen.logits is None:
             shown = shares > 0
             peak = shares.amax(-1)
             taken.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
+            whole = (taken.total[..., rows] - 1).abs() <= self.seen.rounding
+            taken.sink[..., rows] = torch.where(whole, 0.0, torch.nan)  # a sink may have taken what is missing
         else:
             shown = self._from_logits(rows, self.seen.logits[:, :, rows].to(self.seen.dtype))
         taken.visible[..., rows] = shown.sum(-1)
@@ -279,7 +284,6 @@ class _MapWalk:
         taken.seen_by += shown.sum(-2)
         taken.first[..., rows] = shares[..., 0]
         taken.entropy[..., rows] = torch.special.entr(shares).sum(-1)
-        taken.total[..., rows] = shares.sum(-1)
         taken.size[..., rows] = shares.abs().sum(-1)
         taken.columns += shares.sum(-2)
         if stop + self.before == EARLY:
@@ -291,12 +295,15 @@ class _MapWalk:
         taken.previous[..., start + skip : start + skip + previous.shape[-1]] = previous
 
     def _from_logits(self, rows: slice, logits: Tensor) -> Tensor:
-        """Fills margin, gap and largest for a block of queries; returns which keys each query sees."""
+        """Fills margin, sink, gap and largest for a block of queries; returns which keys each query sees."""
         taken = self.rows
         shown = shown_keys(logits)
         kept = logits.masked_fill(~shown, -torch.inf)
         margin = kept[..., 0] - kept[..., 1:].logsumexp(-1)
         taken.margin[..., rows] = margin.masked_fill(~margin.isfinite(), torch.nan)
+        taken.sink[..., rows] = 0.0
+        if taken.sinks:  # one minus the sum over the keys would cancel where they take nearly the whole row
+            taken.sink[..., rows] = (kept[..., taken.keys :].logsumexp(-1) - kept.logsumexp(-1)).exp()
         shown = shown[..., : taken.keys]
         inside = logits[..., : taken.keys]
         taken.largest[..., rows] = (inside[..., 0] >= inside.amax(-1)) & shown[..., 0]
