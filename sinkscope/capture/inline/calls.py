@@ -181,8 +181,9 @@ def sequences_first(output: Tensor, read: Tensor) -> bool | None:
 
 
 def same_values(read: Tensor, output: Tensor) -> bool:
-    """Whether a module reads an attention output unchanged."""
-    return torch.allclose(read, output, rtol=1e-3, atol=1e-6)
+    """Whether a module reads an attention output unchanged, or cast to another dtype."""
+    coarse = max((read.dtype, output.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    return torch.allclose(read.to(coarse), output.to(coarse), rtol=1e-3, atol=1e-6)
 
 
 def turned_fold(name: str, known: bool) -> str:
