@@ -252,10 +252,10 @@ def _relative_difference(plain: Any, other: Any) -> float:
 def dense_map(seen: AttentionCall | AttentionMap) -> Tensor | None:
     """Returns A of one call, (B, H, Tq, Tk) in float64; None for a score that is not softmax.
 
-    A map that the model formed itself is computed from its logits where these are known, else taken as it is.
+    A map that the model formed itself is computed from its logits where it is their softmax, else taken as it is.
     """
     if isinstance(seen, AttentionMap):
-        if seen.logits is None:
+        if seen.logits is None or not seen.is_softmax(slice(None)):
             return as_float64(seen.probabilities)
         return as_float64(seen.logits).softmax(-1)[..., : seen.probabilities.shape[-1]]
     if seen.score != "softmax":

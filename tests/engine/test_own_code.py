@@ -3,6 +3,7 @@ a line what they do not read."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from own_code import Attention, assert_float64, ids_of, maps_of, scanned, softmax, watched, writer
 from torch import Tensor
@@ -18,6 +19,13 @@ def in_half(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Ten
     return (maps @ value).to(module.proj.weight.dtype)
 
 
+def zeroed(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Takes the attention to the first key away after the softmax."""
+    maps = softmax(query, key)
+    maps[..., 0] = 0
+    return module.note(maps) @ value
+
+
 @pytest.mark.parametrize("read", READ)
 def test_an_output_that_is_cast_before_its_projection_is_read(read: type) -> None:
     model, ids = writer(in_half), ids_of()
@@ -25,3 +33,14 @@ def test_an_output_that_is_cast_before_its_projection_is_read(read: type) -> Non
     assert run.heads["ov_drain"].notna().all()
     assert run.heads["honor"].notna().all()
     assert_float64(run, maps_of(model, ids), atol=2e-3)
+
+
+def test_a_map_that_was_changed_after_its_softmax_passes_the_self_check() -> None:
+    """The check computed it from the logits, which are no longer its own."""
+    model, ids = writer(zeroed), ids_of()
+    run = scanned(model, ids)
+    assert run.manifest.self_check.status == "passed"
+    assert (run.heads["bos_mass"] == 0).all()
+    for layer, maps in enumerate(maps_of(model, ids)):
+        own = maps.diagonal(0, -2, -1)[..., 1:].mean((0, 2))
+        np.testing.assert_allclose(run.heads.query(f"layer == {layer}")["self_mass"], own, atol=1e-5)
