@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from own_code import Attention, assert_float64, ids_of, maps_of, scanned, softmax, watched, writer
+import torch
+from own_code import Attend, Attention, assert_float64, ids_of, maps_of, scanned, softmax, watched, writer
 from torch import Tensor
+
+from sinkscope import SinkscopeError
 
 READ = [watched, scanned]
 
@@ -44,3 +47,22 @@ def test_a_map_that_was_changed_after_its_softmax_passes_the_self_check() -> Non
     for layer, maps in enumerate(maps_of(model, ids)):
         own = maps.diagonal(0, -2, -1)[..., 1:].mean((0, 2))
         np.testing.assert_allclose(run.heads.query(f"layer == {layer}")["self_mass"], own, atol=1e-5)
+
+
+def efficient(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Linear attention: softmaxes over the channels of q and over the positions of k."""
+    return query.softmax(-1) @ (key.softmax(-2).mT @ value)
+
+
+def efficient_by_keys(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same, with the products as diffusion models write them."""
+    context = torch.einsum("bhdn,bhne->bhde", key.mT.softmax(-1), value)
+    return torch.einsum("bhde,bhdn->bhen", context, query.mT.softmax(-2)).mT
+
+
+@pytest.mark.parametrize("attend", [efficient, efficient_by_keys])
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("length", [8, 48])
+def test_a_softmax_over_channels_is_no_attention(attend: Attend, read: type, length: int) -> None:
+    with pytest.raises(SinkscopeError, match=r"no attention of Writer|attention that is no map"):
+        read(writer(attend), ids_of(3, length))

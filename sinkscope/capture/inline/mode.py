@@ -54,6 +54,7 @@ class _Softmax:
         straight: the tensor's last axes are still (query, key).
         matched: filled once a tensor of this softmax was multiplied with values; all its tensors share this list.
         kept: the probabilities before dropout, in a pass that trains; None where nothing was dropped.
+        mixed: the tensor is what the softmax made of values, where no product was seen to form its logits.
     """
 
     module: str
@@ -63,6 +64,7 @@ class _Softmax:
     straight: bool = True
     matched: list[bool] = field(default_factory=list)
     kept: Tensor | None = None
+    mixed: bool = False
 
 
 class InlineWatch(TorchFunctionMode):
@@ -152,7 +154,7 @@ class InlineWatch(TorchFunctionMode):
             self._multiplied(product, result)
         elif product is not None:
             self.tracked[result] = frozenset([product])
-        elif softmaxes:
+        elif softmaxes and (name in SAME_VALUES | TURNED or not softmaxes[0].mixed):
             self.tracked[result] = _derived(softmaxes, name)
             if name == "dropout" and _drops(args, kwargs):
                 self.tracked[result] = _before_dropout(self.tracked[result], args, kwargs)
@@ -168,23 +170,37 @@ class InlineWatch(TorchFunctionMode):
             self.unmatched[self.modules[-1]] += 1
 
     def _multiplied(self, product: Product, result: Tensor) -> None:
-        """Handles a product with a tracked map: map @ values is attention, a product of two maps is not."""
+        """Handles a product with a tracked map: map @ values is attention, a product of two maps is not.
+
+        Nor is one with the mean of values by a softmax of k alone, by which linear attention multiplies q.
+        """
         left, right = (self.tracked.get(factor) for factor in product.factors)
-        if not isinstance(left, _Softmax) or isinstance(right, _Softmax):
+        if not isinstance(left, _Softmax) or isinstance(right, _Softmax) or left.mixed:
             softmaxes = [origin for origin in (left, right) if isinstance(origin, _Softmax)]
             self.split.update(origin.module for origin in softmaxes)
             self.tracked[result] = replace(softmaxes[0], straight=False)
-        elif left.straight and not left.matched:
+        elif left.straight and not left.matched and not _of_channels(left, product, right):
             dropped = left.kept is not None
             if left.kept is not None:
                 product = replace(product, left=left.kept.view_as(product.left))
             seen = map_of(left.logits, product, left.products, left.plain)
             if seen is not None:
                 left.matched.append(True)
+                if not left.products:
+                    self.tracked[result] = replace(left, straight=False, mixed=True)
                 self.unmatched[left.module] -= bool(left.products)
                 if self.in_multi_head and seen.query is not None:
                     seen.query = seen.query * seen.query.shape[-1] ** 0.5  # undoes torch's scaling of q
                 self.handler(InlineCall(left.module, seen, bool(self.in_multi_head), dropped))
+
+
+def _of_channels(softmax: _Softmax, product: Product, right: object) -> bool:
+    """Whether a softmax that no product formed is one over channels, as in linear attention: q or k itself.
+
+    A product stands to its right, or it has other numbers of rows and columns.
+    """
+    rows, columns = product.left.shape[-2:]
+    return not softmax.products and (right is not None or rows != columns)
 
 
 def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
