@@ -23,6 +23,7 @@ from sinkscope.capture.interface import call_of
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.parts import goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own
@@ -172,7 +173,7 @@ class CallHearing:
         self._resume(found.module, seen, queries, partial(_end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
         if self.now.cache is None and (_pools(seen.probabilities) or (not counts and queries != keys)):
-            if found.module not in self._oblong and _goes_on(seen.probabilities):
+            if found.module not in self._oblong and goes_on(seen.probabilities):
                 self.now.over_cache = name, queries
             if queries > 1:
                 self._oblong.add(found.module)
@@ -280,14 +281,6 @@ class CallHearing:
 def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
     """Whether sequences and heads came as one axis, in which either may be first."""
     return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1
-
-
-def _goes_on(probabilities: Tensor) -> bool:
-    """Whether the queries of a map are the last of more keys, in causal order."""
-    past = probabilities.shape[-1] - probabilities.shape[-2]
-    if past <= 0:
-        return False
-    return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
 
 
 def _pools(probabilities: Tensor) -> bool:

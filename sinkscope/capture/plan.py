@@ -4,8 +4,8 @@ are not one map of a sequence's queries and keys."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
-from sinkscope.capture.kernels.map_walk import map_sums
+from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
@@ -62,10 +62,16 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     """
     failures: list[str] = []
     passed = Passed({}, {})
-    seen, unread, repeated = _dry_run(model, forward, failures, passed)
-    if any(record.path == INLINE for record in seen):
+    run = _dry_run(model, forward, failures, passed)
+    if any(record.path == INLINE for record in run.seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        seen, unread, repeated = _dry_run(model, forward, failures, passed)
+        before, run = run, _dry_run(model, forward, failures, passed)
+        if (module := keeps_keys(run.keys, before.keys)) is not None:
+            raise SinkscopeError(
+                f"attention module {module!r} attends to keys of earlier passes, in a cache of its own: each sequence "
+                "would read the one before"
+            )
+    seen = run.seen
     if not seen:
         raise SinkscopeError(
             f"no attention of {type(model).__name__} could be read: it has no softmax attention, or computes it "
@@ -74,35 +80,48 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
     positions = max(record.queries for record in seen)
-    return Plan(sites_of(model, seen), unread, positions, failures, passed.unknown, passed.declared, repeated)
+    return Plan(sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.repeated)
 
 
-def _dry_run(
-    model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed
-) -> tuple[list[Seen], tuple[str, ...], tuple[str, ...]]:
-    """The attention calls of a pass, and the modules that `Plan` calls `unread` and `repeated`."""
+@dataclass(frozen=True)
+class _DryRun:
+    """The calls of a pass that are whole maps, the keys of all calls, and the modules that `Plan` calls `unread` and
+    `repeated`."""
+
+    seen: list[Seen]
+    keys: list[Keys]
+    unread: tuple[str, ...]
+    repeated: tuple[str, ...]
+
+
+def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed) -> _DryRun:
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
-    calls: Counter[str] = Counter()
+    keys: list[Keys] = []
+
+    def keep(record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
+        key = None if call.key is None or call.key.is_meta else call.key
+        keys.append(Keys(module, call.lengths[0], key, onward))
+        if record is not None:
+            seen.append(record)
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
         if module not in names:
             raise SinkscopeError(f"an attention module outside the model was called: {type(module).__name__}")
         with watch.paused():
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
-            if call.of_positions:
-                seen.append(_seen(names[module], call, INTERFACE, window_of(call.mask)))
+            record = _seen(names[module], call, INTERFACE, window_of(call.mask))
+            keep(record if call.of_positions else None, names[module], call)
             return output
 
-    def inline(inline_call: InlineCall | SdpaCall) -> None:
-        if isinstance(inline_call, SdpaCall):
-            call = inline_call.unfolded(None)
-            if call.of_positions:
-                seen.append(_seen(inline_call.module, call, INLINE, window_of(inline_call.call.mask)))
+    def inline(found: InlineCall | SdpaCall) -> None:
+        if isinstance(found, SdpaCall):
+            call = found.unfolded(None)
+            record = _seen(found.module, call, INLINE, window_of(found.call.mask)) if call.of_positions else None
+            keep(record, found.module, call, _onward(call))
         else:
-            record = _seen_map(model, inline_call)
-            if record is not None:
-                seen.append(record)
+            maps = found.unfolded(found.seen.probabilities.shape[-3])
+            keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
     watch = InlineWatch(inline)
     with (
@@ -111,13 +130,29 @@ def _dry_run(
         shadowed(model, dispatched, passed),
         watch.watched(model),
         runnable(model),
-        hidden_states(model, calls) as shapes,
+        hidden_states(model) as given,
     ):
         forward()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
-    parts = watch.split | no_maps(model, seen, unmatched, shapes)
-    repeated = tuple(name for name, count in calls.items() if count > 1)
-    return [record for record in seen if record.module not in parts], tuple(sorted(parts | unmatched)), repeated
+    named = dict(zip(_names(seen), seen, strict=True))
+    parts = watch.split | in_pieces(keys) | no_maps(model, named, unmatched, given)
+    repeated = tuple(name for name, count in given.calls.items() if count > 1)
+    whole = [record for record in seen if record.module not in parts]
+    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), repeated)
+
+
+def _onward(call: AttentionCall) -> bool:
+    """Whether the queries are the last of more keys, in causal order."""
+    queries, keys = call.lengths
+    return keys > queries and call.visible.reach[3].tolist() == [*range(keys - queries + 1, keys + 1)]
+
+
+def _names(seen: list[Seen]) -> Iterator[str]:
+    """The name of each call, as its site's."""
+    calls: Counter[str] = Counter()
+    for record in seen:
+        yield call_name(record.module, calls[record.module])
+        calls[record.module] += 1
 
 
 @contextmanager
@@ -152,18 +187,16 @@ def _seen(module: str, call: AttentionCall, path: str, window: int | None) -> Se
     )
 
 
-def _seen_map(model: nn.Module, call: InlineCall) -> Seen | None:
+def _seen_map(model: nn.Module, module: str, seen: AttentionMap) -> Seen | None:
     """The record of an inline call. None where its softmax is not taken for attention: it has one query, or a head
     count that the model does not name, or, where the model names none, unequal numbers of queries and keys."""
-    heads = call.seen.probabilities.shape[-3]
-    counts = head_counts(model, call.module)
-    seen = call.unfolded(heads)
-    queries, keys = seen.probabilities.shape[-2:]
+    rows, heads, queries, keys = seen.probabilities.shape
+    counts = head_counts(model, module)
     if queries < 2 or (heads not in counts if counts else queries != keys):
         return None
     return Seen(
-        module=call.module,
-        rows=seen.probabilities.shape[0],
+        module=module,
+        rows=rows,
         queries=queries,
         keys=keys,
         heads=heads,
@@ -226,103 +259,3 @@ def _with_unique_layers(sites: list[Site]) -> list[Site]:
         numbered.append(replace(site, layer=running[site.stream]) if site.stream in ambiguous else site)
         running[site.stream] += 1
     return numbered
-
-
-# Finds the attention calls of a dry run that are not one map of a sequence's queries and keys.
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One attention call of the dry run. `heads` and the fields after it are as in Site."""
-
-    module: str
-    rows: int
-    queries: int
-    keys: int
-    heads: int
-    kv_groups: int
-    head_dim: int | None
-    value_dim: int | None
-    causal: bool
-    path: str
-    window: int | None = None
-    score: str = "softmax"
-    kernel: str | None = None
-
-
-def no_maps(
-    model: nn.Module, seen: list[Seen], unmatched: set[str], given: dict[str, torch.Size], rows: int = 1
-) -> set[str]:
-    """Paths of modules whose calls are only parts of an attention map, or no attention; `rows`: sequences of the pass.
-
-    `unmatched`: modules with a softmax whose product with values was not seen. `given`: as `hidden_states`.
-    """
-    calls = Counter(record.module for record in seen)
-
-    def part(record: Seen, name: str) -> bool:
-        square = record.queries == record.keys
-        of_image = _of_image(model, record)
-        return (
-            (record.module in unmatched and not square)  # banded attention with global tokens
-            or record.rows != rows  # windows folded into the batch: several rows for one sequence
-            or (of_image and calls[record.module] > 1)  # windows: one call for each, their number depends on the image
-            or (of_image and not square)  # pooled keys
-            or _padded_to_window(record, given.get(name))
-            or _reads_windowed_cache(model, record)
-        )
-
-    return {record.module for record, name in zip(seen, _names(seen), strict=True) if part(record, name)}
-
-
-def _names(seen: Iterable[Seen]) -> Iterator[str]:
-    """The name of each call, as its site's."""
-    calls: Counter[str] = Counter()
-    for record in seen:
-        yield call_name(record.module, calls[record.module])
-        calls[record.module] += 1
-
-
-@contextmanager
-def hidden_states(model: nn.Module, calls: Counter[str]) -> Iterator[dict[str, torch.Size]]:
-    """Collects the shape of the hidden states that each module receives, by the name of a call of the module. `calls`
-    gets how often each is called."""
-    shapes: dict[str, torch.Size] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
-            if isinstance(hidden, Tensor) and hidden.dim() == 3:
-                shapes[call_name(name, calls[name])] = hidden.shape
-            calls[name] += 1
-
-        return hook
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if name:
-                stack.enter_context(hooked(module, pre=keep(name), with_kwargs=True))
-        yield shapes
-
-
-def _reads_windowed_cache(model: nn.Module, one: Seen) -> bool:
-    """Whether a diffusion model's canvas reads its prompt from a sliding-window cache, whose first key may not be the
-    sequence's first position."""
-    return (
-        one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
-    )
-
-
-def _of_image(model: nn.Module, one: Seen) -> bool:
-    return stream_of(model, one.module, False) == "vision"
-
-
-def _padded_to_window(one: Seen, given: torch.Size | None) -> bool:
-    """Whether an attention module pads its positions to a whole window: it gets (B, T, D) and has more than T queries.
-
-    False where it gets channels first (B, D, T) or positions first (T, B, D): these sizes do not show padding.
-    """
-    if given is None or one.queries != one.keys or given[2] == one.queries:
-        return False
-    if tuple(given[:2]) == (one.queries, one.rows):
-        return False
-    return 1 < given[1] < one.queries

@@ -20,6 +20,7 @@ from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import projection_bias
+from sinkscope.capture.parts import of_part
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import LayerView
@@ -53,12 +54,16 @@ class Capture:
         )
 
     @contextmanager
-    def watching(self, spans: list[Span] | None = None, length: int = 0) -> Iterator[None]:
+    def watching(
+        self, spans: list[Span] | None = None, length: int = 0, sequences: int | None = None
+    ) -> Iterator[None]:
         """Watches until the block ends.
 
-        `spans` gives the valid positions of each sequence where the batch is padded; `length` is the padded length.
-        Raises SinkscopeError where the model makes other attention calls than in the dry run.
+        `spans` gives the valid positions of each sequence where the batch is padded; `length` is the padded length;
+        `sequences`, where given, how many each call has to have. Raises SinkscopeError where the model makes other
+        attention calls than in the dry run.
         """
+        self._sequences, self._length = sequences, length or None
         self.cuts = None
         if spans is not None:
             self.cuts = [Cut(row, (span, length), (span, length)) for row, span in enumerate(spans)]
@@ -144,10 +149,20 @@ class Capture:
 
         return self._while_paused(hook)
 
-    def _next_site(self, path: str) -> Site:
-        site = self._by_call.get((path, self._calls[path]))
-        if site is None:
-            raise SinkscopeError(f"attention module {path!r} was called more often than in the dry run")
+    def _next_site(self, path: str, rows: int, lengths: tuple[int, int]) -> Site:
+        """The site of the next call of a module. Raises SinkscopeError where it is no whole map of each sequence."""
+        site, sequences = self._by_call.get((path, self._calls[path])), self._sequences
+        if site is None or (sequences is not None and rows < sequences):
+            raise SinkscopeError(
+                f"attention module {path!r} was called more often than in the dry run: if for one sequence after "
+                "another, --batch-size 1 reads them; if for pieces of longer sequences, they are not read"
+            )
+        given = None if path not in self._inputs else self._inputs[path].shape
+        if rows != (sequences or rows) or of_part((rows, *lengths), given, self._length):
+            raise SinkscopeError(
+                f"attention module {site.name!r} attends in parts of sequences as long as these, such as windows, "
+                "which are not read: give shorter ones, or watch the model, which leaves out such layers alone"
+            )
         self._calls[path] += 1
         return site
 
@@ -155,7 +170,7 @@ class Capture:
         if not call.of_positions or self._names.get(module) in self.plan.unread:
             with self._watch.paused():
                 return read(self._masks.read(call), self.plan.failures)[0]
-        site = self._next_site(self._names.get(module, ""))
+        site = self._next_site(self._names.get(module, ""), call.query.shape[0], call.lengths)
         with self._watch.paused():
             output, parts = self._measure(site, call)
         self._keep(Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
@@ -164,7 +179,9 @@ class Capture:
     def _inline(self, found: InlineCall | SdpaCall) -> None:
         if (found.module, 0) not in self._by_call:
             return  # the dry run found that this module is no attention
-        site = self._next_site(found.module)
+        seen = found.unfolded(self._by_call[found.module, 0].heads)
+        tensor = seen.probabilities if isinstance(seen, AttentionMap) else seen.query
+        site = self._next_site(found.module, tensor.shape[0], seen.lengths)
         pending = self._of_map(site, found) if isinstance(found, InlineCall) else self._of_sdpa(site, found)
         pending.projected = pending.output if found.feeds_projection else None
         pending.folded = found.folded and not found.feeds_projection and pending.rows[0] > 1 and site.heads > 1

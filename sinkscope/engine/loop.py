@@ -272,7 +272,8 @@ class Loop:
             with ExitStack() as stack:
                 for measurement in self.measurements:  # before the capture, whose views then find what they watched
                     stack.enter_context(measurement.watching(batch, ids))
-                stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1]))
+                sequences = None if batch.extra else len(batch)  # pictures may be several for one text
+                stack.enter_context(capture.watching(batch.spans, batch.inputs.shape[1], sequences))
                 self.forward(batch.inputs, batch.mask, **batch.extra)
             for measurement in self.measurements:
                 measurement.again(batch)

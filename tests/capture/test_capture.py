@@ -239,7 +239,7 @@ def test_calls_that_depend_on_the_input_are_refused(times: int, said: str) -> No
     layer.forward = forward
     with pytest.raises(sinkscope.SinkscopeError) as refused:
         sinkscope.scan(model, data=random_ids(1, 40), self_check=False)
-    assert str(refused.value) == said
+    assert str(refused.value).startswith(said)
 
 
 def test_fewer_queries_than_keys_without_a_mask_are_aligned_as_in_torch() -> None:

@@ -3,12 +3,17 @@ a line what they do not read."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from own_code import Attend, Attention, assert_float64, ids_of, maps_of, scanned, softmax, watched, writer
+from own_code import Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, watched, writer
+from plain_models import HEADS
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+import sinkscope
 from sinkscope import SinkscopeError
 
 READ = [watched, scanned]
@@ -66,3 +71,111 @@ def efficient_by_keys(module: Attention, query: Tensor, key: Tensor, value: Tens
 def test_a_softmax_over_channels_is_no_attention(attend: Attend, read: type, length: int) -> None:
     with pytest.raises(SinkscopeError, match=r"no attention of Writer|attention that is no map"):
         read(writer(attend), ids_of(3, length))
+
+
+def in_chunks(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Four queries at a time, over all keys."""
+    pieces = zip(query.split(4, 2), hidden(query.shape[2]).split(4), strict=True)
+    return torch.cat(
+        [(piece @ key.mT).masked_fill(later, -torch.inf).softmax(-1) @ value for piece, later in pieces], 2
+    )
+
+
+def in_slices(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Five queries at a time, over the keys up to the last of them; the last piece of a dry run is one query."""
+    pieces = list[Tensor]()
+    for start in range(0, query.shape[2], 5):
+        stop = min(start + 5, query.shape[2])
+        pieces.append(
+            scaled_dot_product_attention(
+                query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], attn_mask=~hidden(stop)[start:]
+            )
+        )
+    return torch.cat(pieces, 2)
+
+
+def over_channels(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """XCiT: channels attend to channels."""
+    return ((query.mT @ key * module.proj.in_features**-0.5).softmax(-1) @ value.mT).mT
+
+
+def over_channels_by_sdpa(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query.mT, key.mT, value.mT).mT
+
+
+def of_every_second(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Even and odd positions attend among themselves."""
+    both = [softmax(query[:, :, first::2], key[:, :, first::2]) @ value[:, :, first::2] for first in (0, 1)]
+    return torch.stack(both, 3).flatten(2, 3)
+
+
+@pytest.mark.parametrize("attend", [in_chunks, in_slices, over_channels, over_channels_by_sdpa, of_every_second])
+def test_a_scan_leaves_out_what_is_no_whole_map(attend: Attend) -> None:
+    with pytest.raises(SinkscopeError, match="no attention of Writer could be read"):
+        scanned(writer(attend), ids_of())
+
+
+def in_windows(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Windows of 24 positions as rows of the batch, in sequences that are as long."""
+    width = min(24, query.shape[2])
+    count = query.shape[2] // width
+    query, key, value = (each.unflatten(2, (-1, width)).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    return (softmax(query, key) @ value).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
+
+
+def of_the_last(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The last 24 positions attend among themselves, the others to nothing."""
+    last = slice(-24, None)
+    mixed = softmax(query[:, :, last], key[:, :, last]) @ value[:, :, last]
+    return torch.nn.functional.pad(mixed, (0, 0, query.shape[2] - mixed.shape[2], 0))
+
+
+@pytest.mark.parametrize("attend", [in_windows, of_the_last])
+def test_parts_that_a_dry_run_is_too_short_for_are_told(attend: Attend) -> None:
+    with pytest.raises(SinkscopeError, match=r"'blocks.0.attn' attends in parts of sequences as long as these"):
+        scanned(writer(attend), ids_of())
+
+
+def one_by_one(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A call for each sequence."""
+    module.note(softmax(query, key))
+    rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
+    return torch.cat([softmax(own_query, own_key) @ own_value for own_query, own_key, own_value in rows])
+
+
+def test_a_call_for_each_sequence_is_read_in_batches_of_one() -> None:
+    model, ids = writer(one_by_one), ids_of()
+    with pytest.raises(SinkscopeError, match="--batch-size 1 reads them"):
+        scanned(model, ids)
+    assert_float64(sinkscope.scan(model, data=ids, batch_size=1), maps_of(model, ids))
+
+
+def keeping(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Puts the last eight keys and values of the call before in front."""
+    queries, kept = query.shape[2], getattr(module, "kept", None)
+    if kept is not None:
+        key, value = (torch.cat(each, 2) for each in zip(kept, (key, value), strict=True))
+    module.kept = key[:, :, -8:], value[:, :, -8:]
+    later = torch.ones(queries, key.shape[2], dtype=torch.bool).triu(key.shape[2] - queries + 1)
+    return (query @ key.mT).masked_fill(later, -torch.inf).softmax(-1) @ value
+
+
+def with_memory(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Puts three learned keys and values in front."""
+    learned = torch.arange(24.0).view(3, 8).sin().expand(len(key), HEADS, 3, 8).to(key)
+    key, value = torch.cat([learned, key], 2), torch.cat([learned, value], 2)
+    later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(4)
+    return module.note((query @ key.mT).masked_fill(later, -torch.inf).softmax(-1)) @ value
+
+
+def test_a_scan_refuses_a_model_that_keeps_keys_of_earlier_passes() -> None:
+    with pytest.raises(SinkscopeError, match=r"'blocks.0.attn' attends to keys of earlier passes"):
+        scanned(writer(keeping), ids_of())
+
+
+def test_learned_keys_in_front_are_no_cache() -> None:
+    model, ids = writer(with_memory), ids_of()
+    run = scanned(model, ids)
+    for layer, maps in enumerate(maps_of(model, ids)):
+        expected = maps[:, :, 1:, 0].mean((0, 2))
+        np.testing.assert_allclose(run.heads.query(f"layer == {layer}")["bos_mass"], expected, atol=1e-5)

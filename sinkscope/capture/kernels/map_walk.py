@@ -48,6 +48,12 @@ class AttentionMap:
         return torch.float64 if self.probabilities.dtype == torch.float64 else torch.float32
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """Tq and Tk."""
+        queries, keys = self.probabilities.shape[-2:]
+        return queries, keys
+
+    @property
     def rounding(self) -> float:
         """How far rounding may move a probability, or the sum of a row."""
         given = [self.probabilities] if self.logits is None else [self.probabilities, self.logits]

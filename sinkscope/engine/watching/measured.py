@@ -15,7 +15,8 @@ from sinkscope.capture.heard import not_followed, shown_name
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
-from sinkscope.capture.plan import Plan, Seen, no_maps, sites_of
+from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
+from sinkscope.capture.plan import Plan, sites_of
 from sinkscope.capture.sites import place_of
 from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Cut, Pending, Span, Views
@@ -90,7 +91,8 @@ class Measurer:
         `start`: number of its first sequence in its domain. Raises SinkscopeError where it cannot be read rightly.
         """
         every = joined.wholes()
-        wholes, pieces = [whole for whole in every if whole.queries > 1], _in_pieces(every)
+        pieces = in_pieces(Keys(whole.heard.module, whole.queries, whole.key) for whole in every)
+        wholes = [whole for whole in every if whole.queries > 1]
         if joined.passes[0].cache is None:
             own = [whole for whole in wholes or every if whole.heard.module not in pieces]
             _check_cache(own, {joined.length, joined.passes[0].second})
@@ -177,15 +179,13 @@ class Measurer:
         They are found once for all passes that make the same calls.
         """
         first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
-        shapes = first.hidden_shapes if len(joined.passes) == 1 else {}
-        parts = frozenset(first.split | pieces | no_maps(self.model, seen, first.unmatched, shapes, rows))
-        parts |= {call.module for call, whole in zip(seen, wholes, strict=True) if _of_part(call, whole, shapes)}
+        given = Given(rows, first.second, first.hidden_shapes if len(joined.passes) == 1 else {})
+        named = {whole.heard.name: call for whole, call in zip(wholes, seen, strict=True)}
+        parts = frozenset(first.split | pieces | no_maps(self.model, named, first.unmatched, given))
         names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
         key = names, parts, frozenset(first.unmatched), first.decodes
         if key not in self._known:
-            read = {
-                whole.heard.name: call for whole, call in zip(wholes, seen, strict=True) if call.module not in parts
-            }
+            read = {name: call for name, call in named.items() if call.module not in parts}
             sites = sites_of(self.model, [*read.values()])
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
@@ -252,30 +252,6 @@ def _in_turn(wholes: list[Whole], told: int) -> bool:
     for whole in wholes:
         rows[whole.heard.module] += whole.heard.rows
     return len(rows) < len(wholes) and {*rows.values()} == {told}
-
-
-def _in_pieces(wholes: list[Whole]) -> set[str]:
-    """Modules that compute the rows of one map in several calls: the queries of all are as many as the keys of the
-    longest, and each other one has the first of these keys."""
-    calls = dict[str, list[Whole]]()
-    for whole in wholes:
-        calls.setdefault(whole.heard.module, []).append(whole)
-    return {module for module, pieces in calls.items() if len(pieces) > 1 and _one_map(pieces)}
-
-
-def _of_part(one: Seen, whole: Whole, given: dict[str, torch.Size]) -> bool:
-    """Whether a module that gets (B, T, D) attends among fewer than T positions: in a window, or among channels."""
-    shape = given.get(whole.heard.name)
-    if shape is None or one.queries != one.keys or shape[2] == one.queries:
-        return False
-    return tuple(shape[:2]) != (one.queries, one.rows) and one.queries < shape[1]
-
-
-def _one_map(pieces: list[Whole]) -> bool:
-    keys = max((piece.key for piece in pieces if piece.key is not None), key=lambda key: key.shape[2], default=None)
-    if keys is None or sum(piece.queries for piece in pieces) != keys.shape[2]:
-        return False
-    return all(piece.key is not None and torch.equal(piece.key, keys[:, :, : piece.keys]) for piece in pieces)
 
 
 def _seen(whole: Whole) -> Seen:

@@ -1,0 +1,160 @@
+"""Tells whole maps of a sequence's queries and keys from calls that make parts of one, or maps of channels."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.capture.hooks import hooked
+from sinkscope.capture.sites import call_name, stream_of
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One attention call of a pass. `heads` and the fields after it are as in Site."""
+
+    module: str
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    kv_groups: int
+    head_dim: int | None
+    value_dim: int | None
+    causal: bool
+    path: str
+    window: int | None = None
+    score: str = "softmax"
+    kernel: str | None = None
+
+
+@dataclass
+class Given:
+    """What a pass was given: `rows` sequences of `length` positions (None where the input does not tell), and the
+    modules the hidden states of these `shapes`, by the name of a call of the module. `calls`: how often each module was
+    called."""
+
+    rows: int = 1
+    length: int | None = None
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], given: Given) -> set[str]:
+    """Paths of modules whose calls are only parts of an attention map, or no attention.
+
+    `calls`: by their names. `unmatched`: modules with a softmax whose product with values was not seen.
+    """
+    counts = Counter(call.module for call in calls.values())
+
+    def part(call: Seen, name: str) -> bool:
+        square = call.queries == call.keys
+        of_image = stream_of(model, call.module, False) == "vision"
+        return (
+            (call.module in unmatched and not square)  # banded attention with global tokens
+            or call.rows != given.rows  # windows folded into the batch: several rows for one sequence
+            or (of_image and counts[call.module] > 1)  # windows: one call for each, their number depends on the image
+            or (of_image and not square)  # pooled keys
+            or of_part((call.rows, call.queries, call.keys), given.shapes.get(name), given.length)
+            or _reads_windowed_cache(model, call)
+        )
+
+    return {call.module for name, call in calls.items() if part(call, name)}
+
+
+def of_part(call: tuple[int, int, int], given: torch.Size | None, length: int | None) -> bool:
+    """Whether a module that gets (B, T, D) attends from fewer than T positions to as many, in a window or among
+    channels, or pads its positions to a whole window of more. `call`: numbers of rows, queries and keys. `length`:
+    positions of a whole sequence; a module may get several streams of them.
+
+    False where it gets channels first (B, D, T) or positions first (T, B, D): these sizes do not show it.
+    """
+    rows, queries, keys = call
+    if given is None or queries != keys or queries in (given[2], length) or tuple(given[:2]) == (queries, rows):
+        return False
+    return given[1] not in (1, queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """The keys (B, G, Tk, d) of one call; None where they were not seen, or have no numbers. `onward`: its queries are
+    the last of more keys, in causal order."""
+
+    module: str
+    queries: int
+    key: Tensor | None
+    onward: bool = False
+
+
+def in_pieces(calls: Iterable[Keys]) -> set[str]:
+    """Modules that compute the rows of one map in several calls: the queries of all are as many as the keys of the
+    longest, and each other one has the first of these keys."""
+    pieces = defaultdict[str, list[Keys]](list)
+    for call in calls:
+        pieces[call.module].append(call)
+    return {module for module, own in pieces.items() if len(own) > 1 and _one_map(own)}
+
+
+def _one_map(pieces: list[Keys]) -> bool:
+    keys = [piece.key for piece in pieces if piece.key is not None]
+    longest = max(keys, key=lambda key: key.shape[2], default=None)
+    if longest is None or len(keys) < len(pieces) or sum(piece.queries for piece in pieces) != longest.shape[2]:
+        return False
+    return all(torch.equal(key, longest[:, :, : key.shape[2]]) for key in keys)
+
+
+def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
+    """The first module whose calls begin with the last keys of the pass before: it keeps them, in a cache of its own.
+    None where none does."""
+    for call, earlier in zip(calls, before, strict=False):
+        if call.onward and call.key is not None and earlier.key is not None and call.module == earlier.module:
+            past = min(call.key.shape[2] - call.queries, earlier.key.shape[2])
+            if torch.equal(call.key[:, :, : -call.queries][:, :, -past:], earlier.key[:, :, -past:]):
+                return call.module
+    return None
+
+
+def goes_on(probabilities: Tensor) -> bool:
+    """Whether the queries of a map (..., Tq, Tk) are the last of more keys, in causal order."""
+    past = probabilities.shape[-1] - probabilities.shape[-2]
+    if past <= 0 or probabilities.is_meta:
+        return False
+    return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
+
+
+@contextmanager
+def hidden_states(model: nn.Module) -> Iterator[Given]:
+    """Collects what the model and its modules are given in a pass over one sequence."""
+    found = Given()
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        found.length = first.shape[1] if first is not None and first.dim() in (2, 3) else None
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            if isinstance(hidden, Tensor) and hidden.dim() == 3:
+                found.shapes[call_name(name, found.calls[name])] = hidden.shape
+            found.calls[name] += 1
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.enter_context(hooked(module, pre=keep(name) if name else begin, with_kwargs=True))
+        yield found
+
+
+def _reads_windowed_cache(model: nn.Module, one: Seen) -> bool:
+    """Whether a diffusion model's canvas reads its prompt from a sliding-window cache, whose first key may not be the
+    sequence's first position."""
+    return (
+        one.window is not None and one.queries != one.keys and hasattr(getattr(model, "config", None), "canvas_length")
+    )
