@@ -37,9 +37,8 @@ FLEX, PAGED = "flex_attention", "paged|eager"
 class CallHearing:
     """Hears the attention calls of `now`, the pass that runs; None = none runs, and nothing is heard.
 
-    `before_call()` is called before each is kept. `names`: the path of each module. `modules`: the paths of those whose
-    forward runs, the innermost last. `keywords` gets the unknown keywords of transformers' interface, each with the
-    path of the first module that was given it.
+    `before_call()` is called before each is kept. `names`: the path of each module. `keywords` gets the unknown
+    keywords of transformers' interface, each with the path of the first module that was given it.
     """
 
     def __init__(self, model: nn.Module, before_call: Callable[[], None]) -> None:
@@ -47,13 +46,14 @@ class CallHearing:
         self.now: Pass | None = None
         self.names: Mapping[nn.Module, str] = {}
         self.keywords: dict[str, str] = {}
-        self._torch = InlineWatch(self._found)
+        self._torch = InlineWatch(self._found, model)
         self._projections: dict[tuple[str, int], str | None] = {}
         self._oblong = set[str]()
 
     @property
-    def modules(self) -> list[str]:
-        return self._torch.modules
+    def torch_calls(self) -> InlineWatch:
+        """What hears torch's functions, and knows which modules run."""
+        return self._torch
 
     def begin(self, now: Pass) -> None:
         """Hears `now` from here on. Its torch calls are looked at unless they are known to hold no attention."""
@@ -64,6 +64,8 @@ class CallHearing:
 
     def end(self) -> Pass | None:
         """Ends the pass that runs, and returns it with what was seen of softmaxes that are no attention."""
+        if self.now is not None:
+            self._torch.flush()
         now, self.now = self.now, None
         if now is None:
             return None
@@ -76,7 +78,7 @@ class CallHearing:
         return now
 
     def _clear(self) -> None:
-        self._torch.modules[:] = [""]
+        self._torch.reset()
         self._torch.tracked.clear()
         self._torch.unmatched.clear()
         self._torch.split.clear()

@@ -189,9 +189,9 @@ class Listener:
                 return
             if now.idle is None:
                 now.entered.add(name)
-            if not function:
-                self._calls.modules.append(name)
             frame.given = kwargs.get("hidden_states", args[0] if args else None)
+            if not function:
+                self._calls.torch_calls.entered(name, frame.given)
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
             frame.first = len(now.heard)
             if args and isinstance(args[0], Tensor):
@@ -211,7 +211,7 @@ class Listener:
             now = self._calls.now
             if now is not None:
                 if not function:
-                    self._calls.modules.pop()
+                    self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:
                     hidden = output[0] if isinstance(output, tuple) and output else output
                     now.around.append(

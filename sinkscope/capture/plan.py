@@ -123,7 +123,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
             maps = found.unfolded(found.seen.probabilities.shape[-3])
             keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
-    watch = InlineWatch(inline)
+    watch = InlineWatch(inline, model)
     with (
         torch.no_grad(),
         windows_of_masks() as window_of,
@@ -133,6 +133,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
         hidden_states(model) as given,
     ):
         forward()
+        watch.flush()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     named = dict(zip(_names(seen), seen, strict=True))
     parts = watch.split | in_pieces(keys) | no_maps(model, named, unmatched, given)

@@ -103,23 +103,24 @@ STREAM_INPUTS = {"pixel_values": "vision", "input_features": "audio", "input_val
 def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
     """The block that holds an attention module: (path of the block, its index in its ModuleList).
 
-    The block is a child of the innermost ModuleList whose children all hold attention. Where there is no such list (the
-    layers of a hybrid model, T5's list of sub-layers), it is a child of the outermost ModuleList. None where the module
-    is in no ModuleList.
+    The block is a child of the innermost ModuleList whose children all hold attention, or of such an nn.Sequential.
+    Where there is none (the layers of a hybrid model, T5's list of sub-layers), it is a child of the outermost
+    ModuleList. None where the module is in no ModuleList.
     """
     paths = list(attention_paths)
     parts = path.split(".")
     outermost = None
     for depth in range(len(parts) - 1, 0, -1):
         parent = ".".join(parts[:depth])
-        if not isinstance(model.get_submodule(parent), nn.ModuleList):
+        holder = model.get_submodule(parent)
+        if not isinstance(holder, nn.ModuleList | nn.Sequential) or not parts[depth].isdecimal():
             continue
-        block = ".".join(parts[: depth + 1])
-        outermost = (block, int(parts[depth]))
-        children = [f"{parent}.{name}" for name, _ in model.get_submodule(parent).named_children()]
-        holds = all(any(_under(p, child) and p != child for p in paths) for child in children)
-        if holds:
-            return outermost
+        block = ".".join(parts[: depth + 1]), int(parts[depth])
+        children = [f"{parent}.{name}" for name, _ in holder.named_children()]
+        if all(any(_under(p, child) and p != child for p in paths) for child in children):
+            return block
+        if isinstance(holder, nn.ModuleList):
+            outermost = block
     return outermost
 
 

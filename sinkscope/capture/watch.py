@@ -68,7 +68,7 @@ class Capture:
         if spans is not None:
             self.cuts = [Cut(row, (span, length), (span, length)) for row, span in enumerate(spans)]
         self._reset()
-        self._watch = InlineWatch(self._inline)
+        self._watch = InlineWatch(self._inline, self.model)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(shadowed(self.model, self._dispatched, Passed(self.plan.keywords, self.plan.declared)))
@@ -78,6 +78,7 @@ class Capture:
             stack.callback(self._reset)
             stack.enter_context(self._watch.watched(self.model) if self.plan.inline else nullcontext())
             yield
+            self._watch.flush()
             self._finish([pending for waiting in self._waiting.values() for pending in waiting])
             self._check_calls()
 

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_code import Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, watched, writer
+from own_code import READ, Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, writer
 from plain_models import HEADS
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import sinkscope
 from sinkscope import SinkscopeError
-
-READ = [watched, scanned]
 
 
 def in_half(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, Product, SdpaCall, flex_call, map_of, read_product, sdpa_call
+from sinkscope.capture.inline.heads import HeadsTogether
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
 
 SAME_VALUES = frozenset(
@@ -76,10 +77,12 @@ class InlineWatch(TorchFunctionMode):
     products that were not seen to be multiplied with values.
     """
 
-    def __init__(self, handler: InlineHandler) -> None:
+    def __init__(self, handler: InlineHandler, model: nn.Module) -> None:
         super().__init__()
         self.handler = handler
         self.modules: list[str] = [""]
+        self._given: list[Tensor | None] = [None]
+        self._heads = HeadsTogether(model)
         self.pauses = 0
         self.in_multi_head = 0
         self.split: set[str] = set()
@@ -93,12 +96,37 @@ class InlineWatch(TorchFunctionMode):
             with ExitStack() as stack:
                 for name, module in model.named_modules():
                     if not is_function(name, module):
-                        stack.enter_context(hooked(module, self._entering(name), self._leaving, first=True))
+                        enter = self._entering(name)
+                        stack.enter_context(hooked(module, enter, self._leaving, first=True, with_kwargs=True))
                 stack.enter_context(self)
                 yield
         finally:
-            self.modules[:] = [""]
+            self.reset()
             self.tracked = weak_tensor_table()
+
+    def entered(self, name: str, given: Any) -> None:
+        """The forward of the module at `name` begins, with `given` as its first input."""
+        self.modules.append(name)
+        self._given.append(given if isinstance(given, Tensor) else None)
+
+    def left(self) -> None:
+        """The forward of the innermost module ends."""
+        self.modules.pop()
+        self._given.pop()
+
+    def flush(self) -> None:
+        """Hands over the calls of heads that other heads did not follow on: the pass has ended."""
+        for call in self._heads.rest():
+            self.handler(call)
+
+    def reset(self) -> None:
+        """Forgets what runs, and the calls that are held."""
+        self.modules[:], self._given[:] = [""], [None]
+        self._heads.rest()
+
+    def _hand(self, call: InlineCall | SdpaCall) -> None:
+        for whole in self._heads.take(call, self._given[-1]):
+            self.handler(whole)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -110,10 +138,13 @@ class InlineWatch(TorchFunctionMode):
             self.pauses -= 1
 
     def _entering(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self.modules.append(name)
+        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self.entered(name, kwargs.get("hidden_states", args[0] if args else None))
 
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.modules.pop()
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, *output: Any) -> None:
+        self.left()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,7 +152,7 @@ class InlineWatch(TorchFunctionMode):
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") == "flex_attention" and not self.pauses:
-            self.handler(flex_call(self.modules[-1], result[0], *args))
+            self._hand(flex_call(self.modules[-1], result[0], *args))
         elif not self.pauses and isinstance(result, Tensor) and result.dim() > 2:
             self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
@@ -141,7 +172,7 @@ class InlineWatch(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             call = sdpa_call(self.modules[-1], result, *args, **kwargs)
             call.feeds_projection = bool(self.in_multi_head)
-            self.handler(call)
+            self._hand(call)
             return
         origins = [self.tracked[tensor] for tensor in _tensors(args, kwargs) if tensor in self.tracked]
         softmaxes = [origin for origin in origins if isinstance(origin, _Softmax)]
@@ -191,7 +222,7 @@ class InlineWatch(TorchFunctionMode):
                 self.unmatched[left.module] -= bool(left.products)
                 if self.in_multi_head and seen.query is not None:
                     seen.query = seen.query * seen.query.shape[-1] ** 0.5  # undoes torch's scaling of q
-                self.handler(InlineCall(left.module, seen, bool(self.in_multi_head), dropped))
+                self._hand(InlineCall(left.module, seen, bool(self.in_multi_head), dropped))
 
 
 def _of_channels(softmax: _Softmax, product: Product, right: object) -> bool:
