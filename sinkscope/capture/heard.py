@@ -204,6 +204,12 @@ class Pass:
         return {name: mask for name, mask in self.masks.items() if name != side or mask.shape[1] <= ids.shape[1]}
 
     @property
+    def places(self) -> set[str]:
+        """`place_of` the calls that are known to belong to it before they are heard: a decoder's masks are not those
+        of the encoder, which it reads."""
+        return {"encoder", "cross"} if self.decodes else set()
+
+    @property
     def hidden_shapes(self) -> dict[str, torch.Size]:
         """Shape of the hidden states that each attending module was given, by its calls' names; without those of joint
         attention, whose queries are more."""

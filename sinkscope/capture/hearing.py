@@ -182,6 +182,7 @@ class CallHearing:
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self.now.heard}
+        among |= self.now.places
         onward = None if self.now.onward is None else self.now.onward(name, keys)
         if onward is None:
             if not counts and queries != keys:

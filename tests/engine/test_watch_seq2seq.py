@@ -1,0 +1,86 @@
+"""sinkscope.watch over the caches of encoder-decoders that form their attention maps in their own code.
+
+Steps are held against one pass over all tokens, and against the maps that the model returns of each text alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import VOCABULARY
+from torch import Tensor
+from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    LEDConfig,
+    LEDForConditionalGeneration,
+)
+
+import sinkscope
+
+pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+
+SIZES = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+
+
+def fsmt() -> Any:
+    """Puts time first in its decoder."""
+    config = FSMTConfig(
+        langs=["en", "de"], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY, max_position_embeddings=99,
+        bos_token_id=1, **SIZES,
+    )  # fmt: skip
+    return FSMTForConditionalGeneration(config)
+
+
+def led() -> Any:
+    """Its encoder attends in bands, which are not read."""
+    config = LEDConfig(
+        vocab_size=VOCABULARY, attention_window=4, max_encoder_position_embeddings=99,
+        max_decoder_position_embeddings=99, **SIZES,
+    )  # fmt: skip
+    return LEDForConditionalGeneration(config)
+
+
+def made(make: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def texts(right: int = 0) -> tuple[Tensor, Tensor]:
+    """Two texts of 16 tokens, of which the second has `right` of padding behind it, and their mask."""
+    ids = torch.randint(3, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    ids[1, 16 - right :], mask[1, 16 - right :] = 0, 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("right", [0, 5])
+@pytest.mark.parametrize("make", [fsmt, led])
+def test_generation_over_a_padded_encoder_is_read(make: Any, right: int) -> None:
+    model, (ids, mask) = made(make), texts(right)
+    given = {"input_ids": ids, "attention_mask": mask, "max_length": 10, "do_sample": False, "num_beams": 1}
+    unwatched = model.generate(**given)
+    with sinkscope.watch(model) as seen:
+        written = model.generate(**given)
+    assert torch.equal(unwatched, written)
+    assert [why for why in seen.left_out if "longformer" not in why] == []
+    table = seen.run().sequences.dropna(subset="head")
+    for row in range(2):
+        text = ids[row : row + 1, mask[row].bool()]
+        with torch.no_grad():
+            own = model(
+                input_ids=text, decoder_input_ids=written[row : row + 1, :-1], output_attentions=True, use_cache=False
+            )
+        for stream, every in (("decoder", own.decoder_attentions), ("cross", own.cross_attentions)):
+            for layer, maps in enumerate(every):
+                found = table.query(f"sequence == {row} and stream == '{stream}' and layer == {layer}")
+                np.testing.assert_allclose(found["bos_mass"], maps[0, :, 1:, 0].mean(-1), atol=1e-6)
