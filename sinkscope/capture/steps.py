@@ -341,8 +341,14 @@ class Steps:
         )  # fmt: skip
 
     def _over(self, path: str | None, taken: list[Taken], of: Callable[[Around], Kept | None]) -> Tensor | None:
-        pieces = [None if path not in by_path else of(by_path[path]) for by_path in self._around if path is not None]
-        return _along([None if kept is None else kept.unwritten for kept in pieces], taken, 1) if pieces else None
+        """What was kept of the module at `path` in every pass; None where a pass lacks it, or where it is not
+        [B, T, D]: a model's own code may put time first."""
+        pieces = list[Tensor | None]()
+        for heard, by_path in zip(self._heard, self._around, strict=True):
+            kept = of(by_path[path]) if path in by_path else None
+            whole = kept is not None and kept.tensor.shape[:2] == (heard.rows, heard.queries)
+            pieces.append(kept.unwritten if kept is not None and whole else None)
+        return _along(pieces, taken, 1)
 
 
 def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor | None:

@@ -84,3 +84,12 @@ def test_generation_over_a_padded_encoder_is_read(make: Any, right: int) -> None
             for layer, maps in enumerate(every):
                 found = table.query(f"sequence == {row} and stream == '{stream}' and layer == {layer}")
                 np.testing.assert_allclose(found["bos_mass"], maps[0, :, 1:, 0].mean(-1), atol=1e-6)
+
+
+def test_beams_over_time_first_states_are_read() -> None:
+    """The cache puts the sequences in another order, and the states have them on the second axis."""
+    model, (ids, mask) = made(fsmt), texts()
+    with sinkscope.watch(model) as seen:
+        model.generate(input_ids=ids, attention_mask=mask, max_length=10, do_sample=False, num_beams=3)
+    assert not seen.left_out
+    assert seen.run().manifest.data[0].sequences == 6
