@@ -5,6 +5,8 @@ No map is kept. What is taken of each pass's queries is put together at the end.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from sinkscope.capture.heard import Heard, Onward
@@ -12,6 +14,8 @@ from sinkscope.capture.kernels.map_walk import KEYS, MapRows, following
 from sinkscope.capture.still_cached import SlotSums
 from sinkscope.capture.views import Cut
 from sinkscope.errors import SinkscopeError
+
+Thing = TypeVar("Thing")
 
 TOGETHER = 32
 """Passes whose rows are put together at once: each pass has a number for every key before it, which would be T x T."""
@@ -39,10 +43,11 @@ class MapSteps:
         pass padded at their ends."""
         if not self._cuts:
             return Onward(None, [self.queries])
-        firsts = self._order(self._cuts)
+        firsts, passes = self._order(self._cuts), self._order(self._passes)
+        befores = [sum(rows.queries for rows in own) for own in passes]
         if self.cross:
-            return Onward([cut.keys_alone(row) for row, cut in enumerate(firsts)], [self.queries] * len(firsts))
-        cuts, befores = list[Cut](), list[int]()
+            return Onward([cut.keys_alone(row) for row, cut in enumerate(firsts)], befores)
+        cuts = list[Cut]()
         for row, first in enumerate(firsts):
             start, stop, length = first.valid(self.queries)
             if stop < length:
@@ -50,7 +55,6 @@ class MapSteps:
                     f"{self.name} goes on behind padding at the end of a sequence, which is not read: pad on the left"
                 )
             cuts.append(Cut(row, None, ((start, keys), keys)))
-            befores.append(self.queries - start)
         return Onward(cuts, befores)
 
     def add(self, heard: Heard, live: Tensor | None) -> None:
@@ -95,7 +99,7 @@ class MapSteps:
         """The sequences that go on are those that the last pass had at `rows`."""
         self._moved = rows if self._moved is None else self._moved[rows]
 
-    def _order(self, things: list[Cut]) -> list[Cut]:
+    def _order(self, things: list[Thing]) -> list[Thing]:
         return things if self._moved is None else [things[row] for row in self._moved.tolist()]
 
     def _apply_move(self) -> None:

@@ -13,11 +13,14 @@ import torch
 from models import VOCABULARY
 from torch import Tensor
 from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
     FSMTConfig,
     FSMTForConditionalGeneration,
     LEDConfig,
     LEDForConditionalGeneration,
 )
+from writers import CACHE
 
 import sinkscope
 
@@ -93,3 +96,32 @@ def test_beams_over_time_first_states_are_read() -> None:
         model.generate(input_ids=ids, attention_mask=mask, max_length=10, do_sample=False, num_beams=3)
     assert not seen.left_out
     assert seen.run().manifest.data[0].sequences == 6
+
+
+def stepped(model: Any, text: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
+    """The cross-attention maps of each layer over 60 tokens and steps of one, (B, H, T, Tk)."""
+    cache, start, maps = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, list[tuple[Tensor, ...]]()
+    with torch.no_grad():
+        given = {"encoder_outputs": model.get_encoder()(text), "output_attentions": True, CACHE: cache}
+        for stop in range(60, ids.shape[1] + 1):
+            own = {"decoder_input_ids": ids[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+            maps.append(model(**own, **given).cross_attentions)
+            start = stop
+    return [torch.cat(layer, 2).double() for layer in zip(*maps, strict=True)]
+
+
+@pytest.mark.parametrize("make", [fsmt, led])
+def test_the_first_64_queries_of_a_left_padded_decoder_are_its_own(make: Any) -> None:
+    """Its cross-attention reaches them in a later step than the batch has 64."""
+    model, (text, _) = made(make), texts()
+    ids = torch.randint(3, VOCABULARY, (2, 80), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    ids[1, :10], mask[1, :10] = 0, 0
+    every = stepped(model, text, ids, mask)
+    with sinkscope.watch(model) as seen:
+        stepped(model, text, ids, mask)
+    positions = seen.run().positions.query("stream == 'cross'")
+    for layer, maps in enumerate(every):
+        expected = (maps[0, :, :64].mean(1) + maps[1, :, 10:74].mean(1)) / 2
+        found = positions[positions["layer"] == layer]["alpha_t64"].to_numpy().reshape(expected.shape)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
