@@ -13,6 +13,7 @@ from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
 from sinkscope.capture.inline.calls import (
     InlineCall,
     SdpaCall,
+    check_axes,
     mask_of,
     same_values,
     sequences_first,
@@ -248,6 +249,8 @@ class CallHearing:
             return
         if heard.folded:
             self._aside(self._unfold, heard, heard.output, read)
+        elif heard.path == INLINE:
+            self._aside(check_axes, heard.name, heard.output, read)
         if heard.projection == name:
             self._aside(self._keep_projected, heard, heard.output, read)
 

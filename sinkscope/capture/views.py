@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.inline.calls import same_values, sequences_first, turned_fold
+from sinkscope.capture.inline.calls import check_axes, same_values, sequences_first, turned_fold
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_keys
 from sinkscope.capture.kernels.sums import AttentionSums
@@ -150,6 +150,8 @@ class Pending:
             if not first:
                 raise SinkscopeError(turned_fold(self.site.name, True))
             self.folded = False
+        elif not self.folded and self.site.path == INLINE:
+            check_axes(self.site.name, self.output, args[0])
         read = args[0].reshape(self.output.shape)
         # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
         if self.site.path != INLINE or same_values(read, self.output):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_code import READ, Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, writer
+from own_code import READ, Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, watched, writer
 from plain_models import HEADS
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -177,3 +177,33 @@ def test_learned_keys_in_front_are_no_cache() -> None:
     for layer, maps in enumerate(maps_of(model, ids)):
         expected = maps[:, :, 1:, 0].mean((0, 2))
         np.testing.assert_allclose(run.heads.query(f"layer == {layer}")["bos_mass"], expected, atol=1e-5)
+
+
+def heads_first(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Computes with heads on the first axis and sequences on the second."""
+    query, key, value = (each.transpose(0, 1) for each in (query, key, value))
+    return (softmax(query, key) @ value).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("attend", "shape", "why"),
+    [(heads_first, (HEADS, 20), "puts heads before sequences"), (over_channels, (3, 8), "attends among channels")],
+)
+def test_exchanged_axes_of_one_size_are_told(attend: Attend, shape: tuple[int, int], why: str) -> None:
+    """As many sequences as heads, and as many positions as channels of a head."""
+    with pytest.raises(SinkscopeError, match=f"blocks.0.attn {why}"):
+        watched(writer(attend), ids_of(*shape))
+
+
+def in_two_heads(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """XCiT in heads as wide as a dry run is long."""
+    query, key, value = (each.unflatten(1, (2, 2)).transpose(2, 3).flatten(3) for each in (query, key, value))
+    return over_channels(module, query, key, value).unflatten(3, (2, -1)).transpose(2, 3).flatten(1, 2)
+
+
+def test_a_scan_tells_channels_from_as_many_positions() -> None:
+    model = writer(in_two_heads)
+    for block in model.blocks:
+        block.attn.n_head = 2
+    with pytest.raises(SinkscopeError, match=r"blocks.0.attn attends among channels"):
+        scanned(model, ids_of(3, 16))

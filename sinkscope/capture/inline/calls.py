@@ -186,6 +186,18 @@ def same_values(read: Tensor, output: Tensor) -> bool:
     return torch.allclose(read.to(coarse), output.to(coarse), rtol=1e-3, atol=1e-6)
 
 
+def check_axes(name: str, output: Tensor, read: Tensor) -> None:
+    """Raises SinkscopeError where a call was read with two of its axes exchanged, which its sizes did not show: a
+    module reads `output` (B, T, H, dv) with heads in the place of sequences, or positions in that of channels."""
+    batch, queries, heads, width = output.shape
+    if (batch != heads and queries != width) or same_values(read := read.reshape(output.shape), output):
+        return
+    if batch == heads and same_values(read, output.transpose(0, 2)):
+        raise SinkscopeError(f"{name} puts heads before sequences: as many sequences as heads are not read; give fewer")
+    if queries == width and same_values(read, output.transpose(1, 3)):
+        raise SinkscopeError(f"{name} attends among channels, not positions: it is not read")
+
+
 def turned_fold(name: str, known: bool) -> str:
     """What is said of a call whose sequences and heads are one axis, in the other order (`known`) or in one that cannot
     be told."""
