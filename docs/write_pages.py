@@ -47,11 +47,15 @@ docs/write_pages.py` writes the page from the docstrings of the functions that c
 
 - sequence: the column is computed for each sequence, without padding. The table shows the mean over the n sequences
   that have a value. `NAME_sem` has the standard error of this mean: the standard deviation, with n - 1, divided by
-  sqrt(n).
+  sqrt(n). It is empty where n is 1.
 - position: the value is a mean over the sequences that reach the position, without a standard error.
 - run: there is one value for the whole run. The definition says how it comes from the sequences.
 - sink, token: the value belongs to one row of sinks.parquet or tokens.csv.
 - kind: this is no column, but a value of the column `kind` of sinks.parquet.
+
+Unless a definition says otherwise, a ratio whose denominator is 0 is infinite, and empty where the numerator is 0 too.
+A mean over a sequence with an infinite value is infinite and has no standard error. CSV and Parquet files hold `inf`;
+JSON files, which have no such number, hold null.
 
 Standard errors fall with the square root of the number of sequences: four times as many sequences halve them. A scan
 recommends this if at least a tenth of the heads have a 95 % interval of alpha_0 that contains epsilon (Student's t, n -

@@ -79,9 +79,9 @@ def decimals(values: Any, halves: Any = ()) -> int:
     """Decimals for a column of numbers, 0 to 6.
 
     `halves` are half widths of intervals: the decimals show two significant digits of their median. Without half widths
-    they show three significant digits of the largest value; whole numbers get none.
+    they show three significant digits of the largest value; whole numbers get none. Infinite values have no digits.
     """
-    sizes = [abs(float(value)) for value in values if not is_missing(value)]
+    sizes = [abs(float(value)) for value in values if not is_missing(value) and math.isfinite(value)]
     widths = pd.Series([float(half) for half in halves if not is_missing(half) and half > 0], dtype=float)
     if len(widths):
         return _places(float(widths.median()), 2)

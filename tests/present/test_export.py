@@ -123,6 +123,18 @@ def test_latex_as_printed() -> None:
     )
 
 
+def test_a_ratio_over_zero_is_infinite_in_every_format() -> None:
+    """siunitx stops at what is no number, unless it stands in braces."""
+    run = scanned()
+    run.layers = run.layers.iloc[:2].assign(norm_ratio=[math.inf, 1.5], norm_ratio_sem=[math.nan, 0.25])
+    table = paper_table([run], "layer", ["norm_ratio"])
+    latex = latex_table(table)
+    assert "S[table-format=1.2(2), separate-uncertainty=true]" in latex
+    assert "0 & {inf} \\\\\n1 & 1.50 \\pm 0.25" in latex
+    assert "| 0 | inf |" in str(render(table, "markdown"))
+    assert "0,inf," in str(render(table, "csv"))
+
+
 def test_escape() -> None:
     assert escape("a_b%") == r"a\_b\%"
     assert escape("[1]\\") == r"{[}1{]}\textbackslash{}"

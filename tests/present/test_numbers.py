@@ -58,7 +58,8 @@ def test_digits_and_signs(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("values", "halves", "places"),
     [([0.5], [0.0123], 3), ([0.5], [12.0], 0), ([0.5], [1e-9], 6), ([0.1234, 5.6], [], 2), ([1.0, 12.0], [], 0),
-     ([0.1234], [0.0, float("nan")], 3), ([float("nan")], [], 0), ([], [], 0), ([1234.5], [], 0)],
+     ([0.1234], [0.0, float("nan")], 3), ([float("nan")], [], 0), ([], [], 0), ([1234.5], [], 0),
+     ([float("inf")], [], 0), ([0.5, -float("inf")], [], 3)],
 )  # fmt: skip
 def test_decimals_of_a_column(values: list[float], halves: list[float], places: int) -> None:
     assert decimals(values, halves) == places

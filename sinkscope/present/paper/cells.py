@@ -73,11 +73,12 @@ def places_of(error: float, place: int) -> int:
 @dataclass(frozen=True)
 class Writing:
     """How a format writes cells: `escape` makes any text safe, `missing` stands for no value, `between` joins mean and
-    error."""
+    error, and `infinite` takes the sign of a ratio over 0."""
 
     escape: Callable[[str], str]
     missing: str
     between: str
+    infinite: str = "{}inf"
 
 
 def written_rows(table: PaperTable, writing: Writing) -> list[list[str]]:
@@ -96,6 +97,8 @@ def _written(row: dict[Any, Any], column: PaperColumn, place: int, writing: Writ
         return writing.missing
     if isinstance(value, str | bool):
         return writing.escape(str(value))
+    if math.isinf(value):
+        return writing.infinite.format("-" if value < 0 else "")
     error = float(row[f"{column.name}_sem"]) if column.interval else math.nan
     if math.isnan(error):
         return f"{float(value):.{place}f}"

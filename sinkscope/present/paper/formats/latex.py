@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sinkscope.present.paper.cells import (
     Writing,
     errors,
@@ -36,6 +38,10 @@ def escape(text: str) -> str:
     return "".join(SIGNS.get(char, char) for char in printable(text))
 
 
+WRITING = Writing(escape, missing="{--}", between=r" \pm ", infinite="{{{}inf}}")
+"""siunitx takes what stands in braces as text: a column of numbers takes no other text."""
+
+
 def latex_table(table: PaperTable) -> str:
     r"""A `tabular` to \input; the preamble needs \usepackage{booktabs,siunitx}.
 
@@ -55,7 +61,7 @@ def latex_table(table: PaperTable) -> str:
         _line([""] * len(table.keys) + [f"{{({escape(column.unit)})}}" for column in table.columns]),
         "\\midrule",
     ]
-    lines += [_line(cells) for cells in written_rows(table, Writing(escape, "{--}", r" \pm "))]
+    lines += [_line(cells) for cells in written_rows(table, WRITING)]
     lines += ["\\bottomrule", "\\end{tabular}"]
     return "\n".join([*_floating(table, lines), ""])
 
@@ -99,6 +105,7 @@ def _layout(table: PaperTable, column: PaperColumn) -> str:
     place = places(table, column)
     sems = errors(table, column)
     values = table.frame[column.name].dropna().astype(float)
+    values = values[values.abs() < math.inf]
     deepest = max((places_of(float(sem), place) for sem in sems), default=place)
     whole = max((len(f"{abs(value):.{place}f}".split(".")[0]) for value in values), default=1)
     sign = "-" if (values < 0).any() else ""
