@@ -51,10 +51,10 @@ def _score_words(scores: list[str], normalised: bool) -> list[str]:
 
 def _words(summary: StreamSummary, request: Request) -> list[str]:
     words = [_sink_words(summary, request.epsilon)]
-    top = summary.top_positions[0]
     told = not says_nothing(summary.uniform_alpha_0.T, request.epsilon)
-    if told and top.position != 0 and top.heads_over_epsilon:
-        words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
+    for top in summary.top_positions[:1]:  # masks may leave no key that enough queries see in every head
+        if told and top.position != 0 and top.heads_over_epsilon:
+            words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
     massive = summary.massive_activations
     if massive.present:
         words.append(_massive_words(massive))

@@ -235,3 +235,34 @@ def test_a_key_that_no_query_of_some_sequence_sees_is_no_peak() -> None:
     top = run.summary.streams["text"].top_positions
     assert top
     assert all(np.isfinite(each.mean_alpha) for each in top)
+
+
+class Masked(nn.Module):
+    """Two layers of self-attention, each under a mask of its own."""
+
+    def __init__(self, masks: tuple[Sees, ...], width: int = 16) -> None:
+        super().__init__()
+        self.masks = masks
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.tokens = nn.Embedding(97, width)
+            self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in masks)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for layer, sees in zip(self.layers, self.masks, strict=True):
+            mask = torch.tensor([[sees(i, k) for k in range(ids.shape[1])] for i in range(ids.shape[1])])
+            query, key, value = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            x = x + mixed.transpose(1, 2).flatten(2)
+        return x
+
+
+def test_layers_that_see_different_keys_have_no_strongest_position() -> None:
+    """No key is seen by enough queries in every head: the scan has no top positions, and is not lost."""
+    masks: tuple[Sees, ...] = (lambda i, k: k == i or k < min(4, i), lambda i, k: k == i or 4 <= k < i)
+    run = sinkscope.scan(Masked(masks).eval(), data=random_ids(2, 40), self_check=False)
+    (summary,) = run.summary.streams.values()
+    assert summary.top_positions == []
+    assert summary.in_words
+    assert run.heads["peak_position"].notna().all(), "each head by itself has one"
