@@ -13,7 +13,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
-from sinkscope.runs.per_sequence import sequences_of, tokens_of
+from sinkscope.runs.per_sequence import sequences_of, tells_sinks, tokens_of
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
 from sinkscope.runs.schema.manifest import READ, Manifest, TableFacts
@@ -92,8 +92,12 @@ class Run(ShownRun):
             f"{sequences_of(self, data)} x {tokens_of(data)} of {data.domain}" for data in self.manifest.data
         )
         data += "" if self.manifest.complete else " (interrupted)"
+        epsilon = self.summary.epsilon
         counts = [
-            f"{stream.sink_heads} of {stream.heads} heads with a sink" for stream in self.summary.streams.values()
+            f"{stream.sink_heads} of {stream.heads} heads with a sink"
+            if tells_sinks(self, name, stream.uniform_alpha_0.T, epsilon)
+            else f"{stream.heads} heads, whose sinks no threshold tells"
+            for name, stream in self.summary.streams.items()
         ]
         return f"<Run of {self.manifest.model.shown}, {data}: {', '.join(counts)}>"
 

@@ -177,6 +177,20 @@ def test_axes_are_refused_where_a_figure_has_several_panels() -> None:
         scanned().plot("profile", ax=Figure().subplots())
 
 
+def test_no_head_of_a_figure_is_a_sink_where_nothing_can_be_said_about_sinks() -> None:
+    run = scanned()
+    titles = []
+    for uniform in (0.1, 0.31):
+        run.summary.streams["text"].uniform_alpha_0.T = uniform
+        for score in (0.01, 0.9):
+            run.heads["sink_score"], axes = score, Figure().subplots()
+            run.plot("length", ax=axes)
+            titles.append(axes.get_title(loc="left").splitlines()[-1])
+    assert [title.removesuffix(", ± standard error") for title in titles] == [
+        "largest alpha_0, no sink", "strongest sinks", "largest alpha_0", "largest alpha_0",
+    ]  # fmt: skip
+
+
 def test_a_run_is_one_line_and_shows_a_few_columns_first() -> None:
     run = scanned()
     assert repr(run) == "<Run of tiny, 8 x 48 of token ids: 0 of 12 heads with a sink>"

@@ -18,7 +18,7 @@ from sinkscope.comparison.compare_runs import compare
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
-from sinkscope.present.terminal.run import render_run
+from sinkscope.present.terminal.run import render_models, render_run
 from sinkscope.present.terminal.table import as_text, table
 from sinkscope.present.text import first_token, printable
 from sinkscope.trigger.screen import render_study
@@ -182,6 +182,24 @@ def test_heads_without_a_sink_are_not_called_sinks() -> None:
     assert "most BOS mass, no sink (" in render_run(run, width=80)
     run.heads["sink_score"] = 0.9
     assert "strongest sinks" in render_run(run, width=80)
+
+
+def test_no_head_is_called_a_sink_where_nothing_can_be_said_about_sinks() -> None:
+    """At few tokens uniform attention exceeds the threshold too, so that neither the heads above it nor their errors
+    say anything."""
+    run = scanned()
+    run.heads["sink_score"], run.heads["sink_score_sem"] = 0.31, 0.1
+    assert "strongest sinks" in render_run(run)
+    assert "would halve the errors" in render_run(run)
+    stream = run.summary.streams["text"]
+    stream.sink_heads = 12
+    assert repr(run).endswith("12 of 12 heads with a sink>")
+    stream.uniform_alpha_0.T = 0.31
+    screen = render_run(run)
+    assert "most first-token attention (mean" in screen
+    assert "would halve the errors" not in screen
+    assert render_models([run]).splitlines()[-1].split()[-5:-3] == ["12", "-"], "heads, and not how many have a sink"
+    assert repr(run).endswith("12 heads, whose sinks no threshold tells>")
 
 
 def test_missing_values_are_dashes() -> None:

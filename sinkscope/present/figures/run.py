@@ -17,7 +17,7 @@ from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
-from sinkscope.runs.per_sequence import domains, sequences_of, tokens_of, unit_in
+from sinkscope.runs.per_sequence import domains, sequences_of, tells_sinks, tokens_of, unit_in
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -268,8 +268,15 @@ def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
         axes.legend(frameon=False)
     else:
         canvas.legend(frameon=False, ncols=2, loc="outside lower center")
-    strongest = "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
-    _title(axes, run, f"{strongest}, ± standard error")
+    _title(axes, run, f"{_strongest(run, heads)}, ± standard error")
+
+
+def _strongest(run: Run, heads: pd.DataFrame) -> str:
+    """What the heads with the largest alpha_0 are called."""
+    stream, epsilon = _stream(run), run.manifest.request.epsilon
+    if not tells_sinks(run, stream, run.summary.streams[stream].uniform_alpha_0.T, epsilon):
+        return "largest alpha_0"
+    return "strongest sinks" if heads["sink_score"].max() > epsilon else "largest alpha_0, no sink"
 
 
 def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray | None:

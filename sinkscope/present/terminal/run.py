@@ -58,7 +58,6 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
     """The whole screen of one run as a string, with ANSI codes only if `color` names a colour system."""
     parts: list[RenderableType] = [_title(run)]
     mass, only = first_mass(run.summary.first_token), run.manifest.data[0].domain
-    unjudged = not_shares(run)
     for stream, summary in run.summary.streams.items():
         heads = run.heads[run.heads["stream"] == stream]
         if len(run.summary.streams) > 1:
@@ -70,14 +69,14 @@ def render_run(run: Run, written: Iterable[Path] = (), width: int = 80, color: s
                 _answers(summary),
                 _rates(run, stream, spread(queries_of(run, only, summary.tokens_per_sequence))),
                 *_unsaid(run, stream),
-                *([] if stream in unjudged else undecided(run, heads)),
+                *([] if _threshold(run, stream) is None else undecided(run, heads)),
             ]
         parts += _across_domains(summary)
         maps = _domains(heads)
         for place, (domain, rows) in enumerate(maps if len(maps) <= FEW else []):
             parts += [_heat_map(rows, domain, mass, width, color is not None)]
             parts += [
-                _strongest(rows, mass, None if stream in unjudged else run.summary.epsilon),
+                _strongest(rows, mass, _threshold(run, stream, domain)),
                 *([Text(COLUMNS)] if place == 0 else []),
             ]
             parts += token_rows(run, stream, domain)
@@ -172,6 +171,13 @@ def _unsaid(run: Run, stream: str) -> list[Text]:
         for name in summary.sink_rate_percent
     )  # fmt: skip
     return [Text("-: uniform attention has a larger alpha_0, so that no rate says anything")] if passed else []
+
+
+def _threshold(run: Run, stream: str, domain: str | None = None) -> float | None:
+    """The sink threshold; None where passing it is no sign of a sink in the stream, as at few tokens."""
+    entry = run.summary.domains.get(domain or "", run.summary)
+    uniform = entry.streams[stream].uniform_alpha_0.T
+    return run.summary.epsilon if tells_sinks(run, stream, uniform, run.summary.epsilon) else None
 
 
 def undecided(run: Run, heads: pd.DataFrame) -> list[Text]:
@@ -280,7 +286,7 @@ def render_models(runs: Sequence[Run]) -> str:
                 rows.append((
                     printable(run.manifest.model.shown), printable(text),
                     spread(queries_of(run, domain, summary.tokens_per_sequence)), str(summary.heads),
-                    str(summary.sink_heads), fixed(rate, 1), fixed(summary.sink_score.mean, 3),
+                    str(summary.sink_heads) if told else MISSING, fixed(rate, 1), fixed(summary.sink_score.mean, 3),
                     str(summary.dormant.count),
                 ))  # fmt: skip
     return "\n".join(["", "all models", *aligned(rows, left=2), ""])
