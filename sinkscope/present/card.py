@@ -91,13 +91,13 @@ def _cells(entry: Entry) -> list[str]:
     values = entry.values
     shown = [fixed(values.get(name), 1) for name in ("sink_rate", "sink_rate_64")]
     shown += [estimate(values.get(name), values.get(f"{name}_sem"), 3) for name in ("alpha_0", "bos_mass")]
-    counts = f"{values['dormant']} of {values['heads']} ({values['dormant_rule']})"
+    counts = "unknown" if values["dormant"] is None else f"{values['dormant']} of {values['judged']}"
     return [
         markdown_cell(_place(entry)),
         spread(queries_of(entry.run, entry.domain, values["tokens"])),
         str(values["sequences"]),
         *shown,
-        markdown_cell(counts),
+        markdown_cell(f"{counts} ({values['dormant_rule']})"),
     ]
 
 

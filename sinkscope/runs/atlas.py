@@ -17,6 +17,7 @@ from sinkscope.runs.catalogue import by_old_alpha, mixed, table_columns
 from sinkscope.runs.papers import PublishedNumber, Setting, kind_of_text, numbers_of
 from sinkscope.runs.per_sequence import not_shares, tells_sinks
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
+from sinkscope.runs.words import dormant_count
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -37,7 +38,8 @@ class Entry:
 
     Attributes:
         run: the run. domain, stream: the part of it that the row shows.
-        values: the row's numbers and words by column.
+        values: the row's numbers and words by column, errors of means, and in how many heads (`judged`) the dormant
+            rule has a value.
         published: the published numbers that were measured alike, by the column they stand beside.
         not_comparable: the model's other published numbers, each with the reason.
     """
@@ -136,7 +138,8 @@ def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     scores = not_shares(entry.run).get(entry.stream, ["softmax"])
     values = {
         "tokens": summary.tokens_per_sequence, "sequences": summary.sequences, "layers": summary.layers,
-        "heads": summary.heads, "attention": ", ".join(scores) or None, "dormant": summary.dormant.count,
+        "heads": summary.heads, "attention": ", ".join(scores) or None,
+        "dormant": dormant_count(summary.dormant, summary.heads), "judged": summary.heads - summary.dormant.unknown,
     }  # fmt: skip
     if scores != ["softmax"]:
         return values

@@ -108,9 +108,14 @@ def says_nothing(uniform: float | None, epsilon: float) -> bool:
     return uniform is not None and uniform > epsilon
 
 
+def dormant_count(dormant: DormantHeads, heads: int) -> int | None:
+    """How many of a stream's heads are dormant; None where the rule's column is missing in every head."""
+    return None if dormant.unknown == heads else dormant.count
+
+
 def dormant_words(dormant: DormantHeads, heads: int) -> str:
     """How many of a stream's heads are dormant, and in how many that is not known."""
-    if dormant.unknown == heads:
+    if dormant_count(dormant, heads) is None:
         return "unknown, since its column is missing in every head"
     some = f" in every dataset, {dormant.in_some_domains} in some datasets only" if dormant.in_some_domains else ""
     unknown = f", unknown in {dormant.unknown} more" if dormant.unknown else ""

@@ -12,7 +12,11 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.experiments.training.callback import logged_values
+from sinkscope.experiments.training.trajectory import trajectory_rows
 from sinkscope.present.card import markdown_block, model_index, render_badge, render_card
+from sinkscope.present.terminal.run import render_models
+from sinkscope.runs.atlas import atlas, atlas_table
 from sinkscope.runs.run import Run, load_run
 
 EVIL = "a\n---\nb: |\x1b <script>alert(1)</script> [x](http://e) `"
@@ -31,6 +35,22 @@ def test_the_hub_reads_the_numbers_of_the_run() -> None:
     assert (found["bos_mass"].task_type, found["bos_mass"].dataset_type) == ("text-generation", "token ids")
     assert card.data.model_name == "tiny"
     assert card.text.startswith("\n## Attention sinks\n")
+
+
+def test_a_number_of_dormant_heads_that_is_not_known_is_missing() -> None:
+    """0 would say that every head is active."""
+    run = scanned()
+    dormant = run.summary.streams["text"].dormant
+    dormant.count, dormant.heads, dormant.unknown = 2, [(0, 0), (0, 1)], 4
+    assert "| 2 of 8 (honor&lt;0.4) |" in markdown_block(run), "of the heads that have the column"
+    dormant.count, dormant.heads, dormant.unknown = 0, [], 12
+    assert "| unknown (honor&lt;0.4) |" in markdown_block(run)
+    assert "dormant" not in {each.metric_type for each in ModelCard(render_card(run)).data.eval_results}
+    assert render_models([run]).splitlines()[-1].split()[-1] == "-"
+    assert atlas_table(atlas([run]))["dormant"].isna().all()
+    assert "sink/dormant" not in logged_values(run)
+    rows = trajectory_rows(run, 0)
+    assert rows.loc[rows["metric"] == "dormant", "value"].isna().all()
 
 
 def test_the_block_holds_the_answer_and_a_row_for_each_text() -> None:

@@ -28,6 +28,7 @@ from sinkscope.runs.per_sequence import not_shares
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.trajectory import TRAJECTORY_FILE, read_rows
 from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.words import dormant_count
 
 SEQUENCES = 8
 
@@ -217,7 +218,7 @@ def _of_stream(run: Run, stream: str, found: StreamSummary) -> dict[str, Any]:
     return {
         f"rate_{epsilon}": None if stream in not_shares(run) else found.sink_rate_percent[epsilon].T,
         "bos_mass": found.bos_mass.mean,
-        "dormant": found.dormant.count,
+        "dormant": dormant_count(found.dormant, found.heads),
         "max_abs": layers["max_abs"].max(),
         "norm_ratio": layers["norm_ratio"].max(),
         "entropy_min": heads["entropy"].min(),

@@ -21,6 +21,7 @@ from sinkscope.runs.per_sequence import domains, not_shares
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.trajectory import step_folder
 from sinkscope.runs.schema.other_tables import TRAINING_TABLES
+from sinkscope.runs.words import dormant_count
 
 TRAJECTORY, EMERGENCE = (
     tuple(column.name for column in table_columns(TRAINING_TABLES[name])) for name in ("trajectory", "emergence")
@@ -54,9 +55,10 @@ def _of_model(run: Run, only: str) -> pd.DataFrame:
     for domain, streams in answers.items():
         for stream, summary in streams.items():
             place = {"domain": domain, "stream": stream, "level": "model", "layer": None, "head": None}
+            count = dormant_count(summary.dormant, summary.heads)
             rate = None if stream in unjudged else summary.sink_rate_percent[epsilon].T
             rows.append(place | {"metric": "sink_rate", "value": np.nan if rate is None else rate, "sem": np.nan})
-            rows.append(place | {"metric": "dormant", "value": float(summary.dormant.count), "sem": np.nan})
+            rows.append(place | {"metric": "dormant", "value": np.nan if count is None else count, "sem": np.nan})
             for name in ("bos_mass", "sink_score", "entropy"):
                 average = getattr(summary, name)
                 rows.append(place | {"metric": name, "value": average.mean, "sem": average.sem})

@@ -16,7 +16,7 @@ from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
 from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
-from sinkscope.runs.words import first_mass
+from sinkscope.runs.words import dormant_count, first_mass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,11 +208,12 @@ def _domains(run: Run) -> list[dict[str, Any]]:
         for stream, summary in domain.streams.items():
             epsilon = run.summary.epsilon
             told = tells_sinks(run, stream, summary.uniform_alpha_0.T, epsilon)
+            count, judged = dormant_count(summary.dormant, summary.heads), summary.heads - summary.dormant.unknown
             rows.append({
                 "domain": name, "stream": stream,
                 "sink_rate": summary.sink_rate_percent[f"{epsilon:g}"].T if told else None,
                 "bos_mass": summary.bos_mass.mean, "entropy": summary.entropy.mean,
-                "dormant": summary.dormant.count, "heads": summary.heads,
+                "dormant": MISSING if count is None else f"{count} of {judged}",
             })  # fmt: skip
     return rows
 

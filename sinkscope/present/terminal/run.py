@@ -37,7 +37,7 @@ from sinkscope.present.terminal.table import (
 from sinkscope.present.text import first_token, next_command, printable
 from sinkscope.runs.per_sequence import counted, not_shares, queries_of, sequences_of, spread, tells_sinks
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
-from sinkscope.runs.words import first_mass, says_nothing
+from sinkscope.runs.words import dormant_count, first_mass, says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -287,6 +287,6 @@ def render_models(runs: Sequence[Run]) -> str:
                     printable(run.manifest.model.shown), printable(text),
                     spread(queries_of(run, domain, summary.tokens_per_sequence)), str(summary.heads),
                     str(summary.sink_heads) if told else MISSING, fixed(rate, 1), fixed(summary.sink_score.mean, 3),
-                    str(summary.dormant.count),
+                    fixed(dormant_count(summary.dormant, summary.heads), 0),
                 ))  # fmt: skip
     return "\n".join(["", "all models", *aligned(rows, left=2), ""])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkscope.present.numbers import estimate, is_missing
+from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import next_command, printable, wrapped
 
@@ -63,7 +63,7 @@ def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
         rows.append((
             str(step), "-" if is_missing(rate := values["value"]["sink_rate"]) else f"{rate:.1f} %",
             estimate(values["value"]["sink_score"], values["sem"]["sink_score"], 3),
-            estimate(values["value"]["bos_mass"], values["sem"]["bos_mass"], 3), f"{values['value']['dormant']:.0f}",
+            estimate(values["value"]["bos_mass"], values["sem"]["bos_mass"], 3), fixed(values["value"]["dormant"], 0),
         ))  # fmt: skip
     more = [f"{len(steps) - STEPS} more steps are in trajectory.csv"] if len(steps) > STEPS else []
     return [*aligned(rows), *more]

@@ -270,7 +270,8 @@ ATLAS_TABLE = TableSchema(
         key("massive_channels", "string", "The channels with most massive elements, at most eight, the one with most "
             "first."),
         number("inf_norm_peak", "activation", "[0, inf)", "Largest inf_norm over the layers after the first."),
-        ColumnSchema("dormant", "integer", "heads", "[0, inf)", "Number of heads that are dormant by the run's rule."),
+        ColumnSchema("dormant", "integer", "heads", "[0, inf)", "Number of heads that are dormant by the run's rule. "
+            "Empty where the rule's column is missing in every head."),
         key("dormant_rule", "string", "The dormant rule."),
         number("switch_phi", "correlation", "[-1, 1]", "Mean of switch_phi over heads. Empty without --measure "
             "switch."),
