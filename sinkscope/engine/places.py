@@ -22,6 +22,9 @@ LEADING = {
 }  # fmt: skip
 """Regions that stand before the patches in vision transformers, in this order, by the last name of their parameter."""
 
+UNKNOWN = "unknown"
+"""The region of a token in a conversation of which the template does not tell whose it is."""
+
 APPENDED = ("Llama4VisionModel",)
 """Vision models that put their class token after the patches."""
 
@@ -63,7 +66,8 @@ def _tokens(loop: Loop, domain: Domain, data: TokenData, stream: str) -> Places 
         ids = np.where(ids < 0, ids, np.insert(ids[:, :-1], 0, forward.start, axis=1))
     speakers = domain.corpus.regions
     if speakers is not None and ids is domain.ids:
-        return Places(region_names(speakers), ids, reading.tokenizer)
+        names = region_names(speakers)
+        return Places(np.where((names == "") & (ids >= 0), UNKNOWN, names), ids, reading.tokenizer)
     regions = reading.kind.regions(ids, reading.rules)
     return None if regions is None else Places(regions, ids, reading.tokenizer)
 

@@ -212,6 +212,20 @@ def test_tokens_of_nobody_are_in_no_row_of_the_table(talker: Any, tmp_path: Path
     assert any("have no region" in warning for warning in run.manifest.warnings)
 
 
+def test_a_sink_of_nobody_occurs(talker: Any, tmp_path: Path) -> None:
+    """It was counted as a sink, and not as an occurrence: its rate was infinite."""
+    talker.chat_template = COUNTED
+    spec = saved(tmp_path, [[("user", "long tool " * 9), ("assistant", "long")], *CHATS])
+    run = sinkscope.scan(make_model(), tokenizer=talker, data=spec, epsilon=0.02, self_check=False)
+    assert run.tokens is not None
+    unknown = run.tokens["region"] == "unknown"
+    assert unknown.any()
+    assert not unknown.all()
+    assert (run.tokens["sinks"] <= run.tokens["occurrences"]).all()
+    assert run.sinks is not None
+    assert set(run.sinks["region"]) == set(run.tokens["region"])
+
+
 def steps_of(turns: int, tokenizer: Any, tmp_path: Path) -> int:
     """How many steps of Python's own reading a conversation of so many messages takes in sinkscope."""
     spec = saved(tmp_path, [[(("user", "assistant")[turn % 2], f"s {turn}") for turn in range(turns)]])
