@@ -28,7 +28,7 @@ from sinkscope.runs.schema.stream import (
 from sinkscope.runs.schema.summary import DomainContrast, DomainSummary, HeadContrast
 from sinkscope.runs.statistics import SIGNIFICANT, false_discovery, mean, paired_difference, sem, welch_difference
 from sinkscope.runs.words import in_words
-from sinkscope.tables.values import Domain, PlacesOf, SiteValues, Stream
+from sinkscope.tables.values import Domain, PlacesOf, Stream
 
 MASSIVE_POSITIONS, TOP_CHANNELS = 3, 8
 
@@ -290,14 +290,14 @@ def _top_positions(stream: Stream, tokens: list[str | None], epsilon: float) -> 
     places = _ranked_everywhere(stream)
     keys = places[-1] + 1 if len(places) else 0
     total, heads = np.zeros(keys), 0
-    for _, parts in stream.measured:  # one site after the other: all heads of a long sequence together fill memory
-        for head in _mean_alpha(parts, keys):
+    for site, _ in stream.measured:  # one site after the other: all heads of a long sequence together fill memory
+        for head in _mean_alpha(stream, site, keys):
             total += head
             heads += 1
     average = total / heads
     places = places[~np.isnan(average[places])]
     order = places[np.argsort(-average[places], kind="stable")[:TOP_POSITIONS]]
-    alpha = np.concatenate([_mean_alpha(parts, keys)[:, order] for _, parts in stream.measured])
+    alpha = np.concatenate([_mean_alpha(stream, site, keys)[:, order] for site, _ in stream.measured])
     return [
         TopPosition(
             position=int(k),
@@ -316,9 +316,12 @@ def _ranked_everywhere(stream: Stream) -> np.ndarray:
     return np.flatnonzero(np.concatenate([ranked[:, :keys] for ranked in masks]).all(0))
 
 
-def _mean_alpha(parts: list[SiteValues], keys: int) -> np.ndarray:
-    """[H, keys]: alpha_k of one site, mean over the sequences of all domains."""
-    return np.average([v.alpha[:, :keys] for v in parts], axis=0, weights=[len(v.heads) for v in parts])
+def _mean_alpha(stream: Stream, site: Site, keys: int) -> np.ndarray:
+    """[H, keys]: alpha_k of one site, mean over the sequences of all domains that reach k."""
+    parts = [(domain, domain.sites[site.name]) for domain in stream.domains if site.name in domain.sites]
+    alpha = np.stack([values.alpha[:, :keys] for _, values in parts])
+    reached = np.stack([domain.reaching(values)[:keys] for domain, values in parts])
+    return np.average(alpha, axis=0, weights=np.broadcast_to(reached[:, None], alpha.shape))
 
 
 def _dormant(heads: pd.DataFrame, request: Request) -> DormantHeads:

@@ -165,6 +165,12 @@ class Domain:
         """What each sequence was read from, for people to read."""
         return self.corpus.documents
 
+    def reaching(self, values: SiteValues) -> np.ndarray:
+        """[K]: how many of the measured sequences reach each key position of a site; all of them where keys are no
+        tokens."""
+        ids = self.ids[: values.count]
+        return (ids >= 0).sum(0) if ids.shape[1] == values.keys else np.full(values.keys, values.count)
+
     def reads_as(self, other: Domain, count: int) -> bool:
         """Whether its first `count` sequences read the same documents as the other domain's, one by one."""
         return same_documents(self.corpus, other.corpus, count)

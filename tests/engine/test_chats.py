@@ -33,6 +33,7 @@ from sinkscope.inputs.rules import token_rules
 from sinkscope.questions.regions import QUESTION
 from sinkscope.questions.regions.measure import MEASUREMENT
 from sinkscope.runs.catalogue import table_columns
+from sinkscope.tables import summary
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] | trim }}</s>\n{% endfor %}"
@@ -224,6 +225,26 @@ def test_a_sink_of_nobody_occurs(talker: Any, tmp_path: Path) -> None:
     assert (run.tokens["sinks"] <= run.tokens["occurrences"]).all()
     assert run.sinks is not None
     assert set(run.sinks["region"]) == set(run.tokens["region"])
+
+
+def test_a_top_position_is_a_mean_over_the_sequences_that_reach_it(
+    chats: str, talker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several datasets too, whose shorter conversations have no such key."""
+    (tmp_path / "more").mkdir()
+    specs = [chats, saved(tmp_path / "more", [CHATS[0], CHATS[1] * 2])]
+    monkeypatch.setattr(summary, "TOP_POSITIONS", 100)
+    run = sinkscope.scan(make_model(), tokenizer=talker, data=specs, self_check=False)
+    sizes = {data.domain: (corpus_of(data.spec, talker).ids >= 0).sum(0) for data in run.manifest.data}
+    places = zip(run.positions["domain"], run.positions["position"], strict=True)
+    rows = run.positions.assign(reached=[sizes[domain][place] for domain, place in places])
+    rows["sum"] = rows["alpha"] * rows["reached"]
+    pooled = rows.groupby("position")[["sum", "reached"]].sum()
+    top = run.summary.streams["text"].top_positions
+    assert rows.groupby("position")["reached"].nunique().max() > 1
+    found = pd.Series({each.position: each.mean_alpha for each in top})
+    expected = (pooled["sum"] / pooled["reached"])[found.index]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def steps_of(turns: int, tokenizer: Any, tmp_path: Path) -> int:

@@ -157,19 +157,13 @@ def alignment_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
         moments = values.arrays.get("alignment")
         if moments is None or np.isnan(moments).all():
             continue
-        run = AlignmentRun(moments, _reaching(domain, values))
+        run = AlignmentRun(moments, domain.reaching(values))
         rows = domain_key(domains, domain) | site_keys(site) | {"module": site.name}
         rows |= {"position": np.arange(moments.shape[1])}
         frames.append(
             pd.DataFrame(rows | {name: column.compute(run) for name, column in RUN_COLUMNS["alignment"].items()})
         )
     return _joined(frames, domains, {"position": "int64"}, "alignment")
-
-
-def _reaching(domain: Domain, values: SiteValues) -> np.ndarray:
-    """The number of sequences that reach each key position."""
-    ids = domain.ids[: values.count]
-    return (ids >= 0).sum(0) if ids.shape[1] == values.keys else np.full(values.keys, values.count)
 
 
 def token_table(domains: list[Domain], sites: list[Site], tokenizer: Any) -> pd.DataFrame:

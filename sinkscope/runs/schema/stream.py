@@ -38,7 +38,7 @@ class TopPosition(Record):
     token: str | None
     """The token that all sequences have there; null where they differ."""
     mean_alpha: Number
-    """Mean over heads of alpha_k."""
+    """Mean over heads of alpha_k, which is a mean over the sequences that reach k."""
     heads_over_epsilon: int
     """Number of heads whose mean alpha_k exceeds epsilon."""
 
@@ -202,7 +202,8 @@ class StreamSummary(Record):
     sink_heads: int
     """Number of heads whose mean alpha_0 exceeds epsilon."""
     top_positions: list[TopPosition]
-    """The five key positions with the largest mean alpha_k, among the keys k with n_k >= n_max/4 in every head."""
+    """The five key positions with the largest mean alpha_k, among the keys k with n_k >= n_max/4 in every head (in some
+    sequence of each dataset) and n_k > 0 in all sequences that reach k. Empty where there are none."""
     dormant: DormantHeads
     """Heads that are dormant by the dormant rule."""
     dormancy_scores: DormancyScores
