@@ -247,6 +247,22 @@ def test_a_top_position_is_a_mean_over_the_sequences_that_reach_it(
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_the_summary_counts_the_queries_of_all_datasets(chats: str, talker: Any, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    specs = [chats, saved(tmp_path / "more", [CHATS[0] * 2])]
+    both = sinkscope.scan(make_model(), tokenizer=talker, data=specs, self_check=False)
+    found = both.summary.streams["text"].measured["regions"]
+    table = both.measured["regions"]
+    assert table["domain"].nunique() == 2
+    for region, rows in table.groupby("region"):
+        one = rows[(rows["layer"] == 0) & (rows["head"] == 0)]
+        assert found[region]["queries"] == one["queries"].sum()
+        weighted = (rows["bos_mass"] * rows["sequences"]).sum() / rows["sequences"].sum()
+        assert found[region]["bos_mass"] == pytest.approx(weighted)
+    alone = both.summary.domains[both.manifest.data[1].domain].streams["text"].measured["regions"]
+    assert alone["system"]["queries"] < found["system"]["queries"]
+
+
 def steps_of(turns: int, tokenizer: Any, tmp_path: Path) -> int:
     """How many steps of Python's own reading a conversation of so many messages takes in sinkscope."""
     spec = saved(tmp_path, [[(("user", "assistant")[turn % 2], f"s {turn}") for turn in range(turns)]])

@@ -56,13 +56,18 @@ def _of_site(domain: str | None, site: Site, found: np.ndarray) -> list[pd.DataF
 
 
 def add_regions(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
-    """Adds each region's mean over heads, and a sentence, to the summary of each stream."""
+    """Adds each region's mean over heads and over the sequences of all domains, and a sentence, to the summary of each
+    stream."""
     for name, stream in streams.items():
         rows = table[table["stream"] == name]
         if rows.empty:
             continue
-        means = rows.groupby("region", sort=False)[list(COLUMNS[1:])].mean()
-        queries = rows.groupby("region", sort=False)["queries"].max()
+        names = list(COLUMNS[1:])
+        weights = rows[names].notna().mul(rows["sequences"], axis=0)  # entropy is missing where there is no softmax
+        sums, counts = (part.groupby(rows["region"], sort=False).sum() for part in (rows[names] * weights, weights))
+        means = sums / counts
+        by_domain = ["region", *(["domain"] if "domain" in rows else [])]
+        queries = rows.groupby(by_domain, sort=False)["queries"].max().groupby("region", sort=False).sum()
         summary: dict[str, Any] = {
             region: {"queries": int(queries[region]), **{key: float(value) for key, value in row.items()}}
             for region, row in means.to_dict("index").items()
