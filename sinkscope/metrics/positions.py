@@ -29,7 +29,8 @@ def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
 
 @quantity("sequence", "head", "early", unit="probability", range="[0, 1]", source=mass.GU, column="alpha_t64")
 def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
-    """alpha_k of the key k at the position, k < 64, over the first 64 queries only. Empty where T < 64."""
+    """alpha_k of the key k at the position, k < 64, over the first 64 queries only. Empty where T < 64, and for a key
+    that none of these queries may see, in some sequence."""
     columns = need(view.attention.early_columns)
     assert view.attention.early_seen_by is not None
     return mass.received(columns, view.attention.early_seen_by)

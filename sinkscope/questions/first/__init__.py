@@ -10,7 +10,13 @@ def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
     """A mean alpha with its error and the share of sequences in which it exceeds epsilon."""
     return (
         *with_sem(number(name, "probability", "[0, 1]", what)),
-        number(f"{name}_rate", "share", "[0, 1]", "Share of these sequences in which it exceeds epsilon."),
+        number(
+            f"{name}_rate",
+            "share",
+            "[0, 1]",
+            "Share of these sequences in which it exceeds epsilon. "
+            "Sequences of the same text count once, with the mean over them.",
+        ),
     )
 
 

@@ -115,14 +115,14 @@ def _column(unit: str, range: str) -> Callable[[Callable[[Sizes], PerSequence]],
 @_column("ratio", "[1, inf)")
 def row_dispersion(sizes: Sizes) -> PerSequence:
     """Largest |x| of the sequence, divided by the median over tokens of each token's largest |x|: what one scale for
-    the whole tensor costs the median token."""
+    the whole tensor costs the median token. Empty where that median is 0."""
     return _dispersion(sizes.of_tokens)
 
 
 @_column("ratio", "[1, inf)")
 def column_dispersion(sizes: Sizes) -> PerSequence:
     """Largest |x| of the sequence, divided by the median over features of each feature's largest |x|. It is large where
-    there are outlier channels."""
+    there are outlier channels. Empty where that median is 0."""
     return _dispersion(sizes.of_features)
 
 

@@ -64,9 +64,11 @@ class DormancyScores(Record):
     fraction: float
     """Share of the heads that each score selects."""
     count: int
-    """Number of heads that each score selects."""
+    """Number of heads that each score selects: `fraction` of the heads, rounded to a whole number, half to an even one,
+    and 1 at least."""
     most_dormant: dict[str, list[Head]]
-    """[layer, head] of the selected heads, by score."""
+    """[layer, head] of the selected heads, by score: those with the lowest or the highest mean, over sequences and then
+    over datasets; in a tie the first ones. A score that is the same in all heads ranks nothing and is left out."""
     overlap: dict[str, dict[str, Number]]
     """Intersection over union of each pair of scores."""
 
@@ -75,11 +77,12 @@ class FirstTokenNorm(Record):
     """Where the first token's norm in the residual stream jumps and falls."""
 
     spike_layer: int | None
-    """The layer that raises the norm most, if by a factor of 5 or more."""
+    """The layer that raises the norm, a mean over sequences, most, if by a factor of 5 or more."""
     fall_layer: int | None
     """The later layer that lowers the norm most, if by a factor of 5 or more."""
     max_ratio: Number
-    """Norm of x_0 over the mean norm of the other tokens, in the layer where it is largest."""
+    """norm_ratio of the layer in which it is largest: norm x_0 over the mean norm of the other tokens, mean over
+    sequences."""
 
 
 class SinkToken(Record):
@@ -124,7 +127,7 @@ class ChannelPosition(Record):
     token: str | None
     """The token that all sequences have there; null where they differ."""
     percent: Number
-    """Percentage of (layer, sequence) pairs that have a massive element there."""
+    """Percentage of (layer, sequence) pairs that have a massive element of the channel there, over its `layers`."""
 
 
 class MassiveChannel(Record):

@@ -61,8 +61,8 @@ TOKEN_COLUMNS = (
     key("first", "boolean", "true: the row counts occurrences at position 0 alone. false: it counts all others."),
     ColumnSchema(
         "occurrences", "integer", "tokens", "[1, inf)",
-        "How often the token occurs. For the kind attention, only keys k that enough queries see count, n_k >= max(16, "
-        "n_max/16) in some head of the stream.",
+        "How often the token occurs in its region, at position 0 or after it. For the kind attention, only keys k that "
+        "enough queries see count, n_k >= max(16, n_max/16) in some head of the stream.",
     ),
     ColumnSchema(
         "sinks", "integer", "tokens", "[1, inf)", "Number of these occurrences that are a sink in some layer."
@@ -135,7 +135,7 @@ TABLES = {
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
                 number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key k at the position. Empty where no "
-                    "query sees it."),
+                    "query sees it, in some sequence that reaches it."),
                 number("alpha_t64", "probability", "[0, 1]", "The same over the first 64 queries only, k < 64."),
                 number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query i at the position."),
                 number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query i at the "
@@ -168,7 +168,7 @@ TABLES = {
             SINK_COLUMNS,
         ),
         TableSchema(
-            "tokens", "tokens.csv", "one (stream, kind, token, first or not)",
+            "tokens", "tokens.csv", "one (stream, kind, token, region, first or not)",
             (DOMAIN, *TOKEN_COLUMNS),
         ),
         TableSchema(
