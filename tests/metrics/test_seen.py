@@ -266,3 +266,15 @@ def test_layers_that_see_different_keys_have_no_strongest_position() -> None:
     assert summary.top_positions == []
     assert summary.in_words
     assert run.heads["peak_position"].notna().all(), "each head by itself has one"
+
+
+def test_a_query_that_sees_no_key_attends_to_none() -> None:
+    """Half of the queries see nothing. Their rows are 0, and no row of a head that copies."""
+    run = sinkscope.scan(
+        Masked((lambda i, k: i % 2 == 1 and k <= i,)).eval(), data=random_ids(2, 40), measure="switch", self_check=False
+    )
+    rates = run.measured["switch"]["copy_rows"]
+    assert (rates > 0).all()
+    assert (rates <= 20 / 39).all()
+    assert (run.heads["learned_sink_mass"] == 0).all()
+    assert run.heads["first_visible"].to_numpy() == pytest.approx(20 / 39)

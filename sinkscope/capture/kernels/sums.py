@@ -48,8 +48,8 @@ class AttentionSums:
         seen_by: the number of queries that may see each key, (b | 1, h | 1, key).
         early_seen_by: the same among queries 0..63, for keys 0..63; None where Tq < 64.
         causal: no query sees a later key.
-        row_total: sum_j |A[i, j]|; None where it is 1: softmax without learned sinks. With them it is summed over the
-            keys: 1 - learned_sink would cancel where the sink takes nearly the whole row.
+        row_total: sum_j |A[i, j]|; None where it is 1 in each row with a key: softmax without learned sinks. With them
+            it is summed over the keys: 1 - learned_sink would cancel where the sink takes nearly the whole row.
     """
 
     first: Float[Tensor, "batch head query"]
@@ -77,8 +77,10 @@ class AttentionSums:
 
     @property
     def total(self) -> Float[Tensor, "batch head query"]:
-        """sum_j |A[i,j]|."""
-        return torch.ones_like(self.first) if self.row_total is None else self.row_total
+        """sum_j |A[i,j]|; 0 for a query that sees no key."""
+        if self.row_total is None:
+            return (self.visible > 0).to(self.first.dtype).expand_as(self.first)
+        return self.row_total
 
     @property
     def first_share(self) -> Float[Tensor, "batch head query"]:
