@@ -97,6 +97,13 @@ def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
     assert [*run.measured["first"]] == [column.name for column in table_columns(QUESTION.tables[0])]
 
 
+def test_token_ids_alone_have_no_bos() -> None:
+    run = sinkscope.scan(make_model(), data=torch.ones(2, 20, dtype=torch.long), measure="first", self_check=False)
+    found = run.summary.streams["text"].measured["first"]
+    assert "not measured, since no BOS is known" in found["in_words"]
+    assert found["sinks_on_bos"] is None
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [({"first": "random", "prepend": ()}, "BOS never stood at a later position"),

@@ -83,6 +83,11 @@ def add_first(streams: dict[str, StreamSummary], table: pd.DataFrame, epsilon: f
 
 
 def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> str:
+    if rows[[name for name in rows if name.startswith("alpha_")]].isna().all(axis=None):
+        return (
+            "Position or token: not measured, since no BOS is known (it is the tokenizer's), or it stands elsewhere in "
+            "each sequence; scan text with --first bos --first random --prepend 0 --prepend 8."
+        )
     if rows["alpha_0_other_first"].isna().all():
         return "Position or token: every text was read with BOS; add --first random."
     if rows["alpha_bos_later"].isna().all():
