@@ -291,8 +291,8 @@ class Loop:
 
 
 def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
-    """Blames the dtype: the weights are finite, as loading checked."""
-    return (
-        f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: "
-        f"{checkpoint.facts['dtype']} overflows; try --dtype float32"
-    )
+    """Blames the dtype, where there is a wider one: the weights are finite, as loading checked."""
+    dtype = checkpoint.facts["dtype"]
+    wider = {"float64": None, "float32": "float64"}.get(str(dtype), "float32")
+    why = f"{dtype} overflows; try --dtype {wider}" if wider else "the model's own arithmetic makes them"
+    return f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: {why}"

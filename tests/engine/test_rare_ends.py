@@ -87,6 +87,20 @@ def test_weights_that_overflow_after_the_self_check(
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [(torch.float32, "float32 overflows; try --dtype float64"),
+     (torch.float64, "the model's own arithmetic makes them")],
+)  # fmt: skip
+def test_what_is_not_finite_is_not_cured_by_the_dtype_that_it_has(dtype: torch.dtype, advice: str) -> None:
+    model = tiny("llama").to(dtype)
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            getattr(model.layers[1].self_attn, name).weight.mul_(torch.finfo(dtype).max ** 0.9)
+    with pytest.raises(SinkscopeError, match=f"NaN or infinity although all weights are finite: {advice}"):
+        sinkscope.scan(model, data=torch.ones(2, 20, dtype=torch.long), self_check=False)
+
+
 def test_half_precision_that_strays_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding alone may pass the bound; float32 in its place would be an error."""
     from sinkscope.engine import self_check
