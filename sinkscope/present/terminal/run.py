@@ -176,7 +176,7 @@ def _unsaid(run: Run, stream: str) -> list[Text]:
 def _threshold(run: Run, stream: str, domain: str | None = None) -> float | None:
     """The sink threshold; None where passing it is no sign of a sink in the stream, as at few tokens."""
     entry = run.summary.domains.get(domain or "", run.summary)
-    uniform = entry.streams[stream].uniform_alpha_0.T
+    uniform = (entry.streams.get(stream) or run.summary.streams[stream]).uniform_alpha_0.T
     return run.summary.epsilon if tells_sinks(run, stream, uniform, run.summary.epsilon) else None
 
 

@@ -61,7 +61,8 @@ def amax_position(run: ModuleRun) -> int:
 @run_column(TABLE, unit="name", range="a token")
 def amax_token(run: ModuleRun) -> str | None:
     """Token with the largest |x|; of several sequences, the most frequent one, chosen as in amax_position. It need not
-    be the token at amax_position. Empty where the run has no tokenizer."""
+    be the token at amax_position. Where positions hold no tokens, as in pictures, the name of the position's kind.
+    Empty where token ids are read without a tokenizer."""
     return most_frequent(run.tokens)
 
 
