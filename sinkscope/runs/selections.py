@@ -11,7 +11,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.folder import FolderKind
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import domains, not_shares
 from sinkscope.runs.schema.base import to_json
 
 if TYPE_CHECKING:
@@ -30,21 +30,59 @@ Selection = dict[str, list[int]] | dict[str, dict[str, list[int]]]
 def selected_heads(run: Run, selection: str) -> Selection:
     """The heads that are dormant (by the run's rule) or sinks (mean sink_score > epsilon) in every domain.
 
-    Raises SinkscopeError where `selection` is neither.
+    A head of which that is not known in some domain is left out (`unknown_heads`). Raises SinkscopeError where
+    `selection` is neither, and where it is known of no head.
     """
+    return _by_layer(run, _in_every_domain(run, _chosen(run, selection).fillna(False)))
+
+
+def unknown_heads(run: Run, selection: str) -> Selection:
+    """The heads of which it is not known in some domain whether they are dormant or sinks: the rule's column is empty,
+    or attention is no softmax. Raises SinkscopeError as `selected_heads` does."""
+    return _by_layer(run, ~_in_every_domain(run, _chosen(run, selection).notna()))
+
+
+def _chosen(run: Run, selection: str) -> pd.Series:
+    """Whether each row of heads.csv is chosen, NA where that is not known."""
     if selection not in SELECTIONS:
         raise SinkscopeError(
             f"--heads {selection!r}: choose one of {', '.join(SELECTIONS)}{did_you_mean(selection, SELECTIONS)}"
         )
-    heads = run.heads
-    chosen = (
-        heads["dormant"].fillna(False).astype(bool)
-        if selection == "dormant"
-        else heads["sink_score"] > run.manifest.request.epsilon
-    )
-    everywhere = chosen.groupby([heads["stream"], heads["layer"], heads["head"]], sort=False).all()
-    by_stream: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in heads["stream"].unique()}
-    for stream, layer, head in everywhere[everywhere].index:
+    heads, request = run.heads, run.manifest.request
+    if selection == "dormant":
+        chosen = heads["dormant"].astype("boolean")
+        missing = (
+            f"the column of the rule {request.dormant_rule} is empty in every head: scan with another --dormant-rule"
+        )
+    else:
+        other = not_shares(run)
+        known = heads["sink_score"].notna() & ~heads["stream"].isin(other)
+        chosen = (heads["sink_score"] > request.epsilon).astype("boolean").where(known)
+        missing = (
+            f"{no_softmax(other)}; --level head --metric bos_mass writes its weights"
+            if other
+            else "no head has a sink_score"
+        )
+    if chosen.isna().all():
+        raise SinkscopeError(f"--heads {selection}: {missing}")
+    return chosen
+
+
+def no_softmax(scores: dict[str, list[str]]) -> str:
+    """Why no head of these streams has a sink, as `not_shares` names their scores."""
+    names = " and ".join(sorted({name for found in scores.values() for name in found} - {"softmax"}))
+    return f"attention is {names}, no softmax, so that no threshold tells a sink"
+
+
+def _in_every_domain(run: Run, true: pd.Series) -> pd.Series:
+    """Whether it is true of a head in all its rows, by stream, layer and head."""
+    places = [run.heads[name] for name in ("stream", "layer", "head")]
+    return true.astype(bool).groupby(places, sort=False).all()
+
+
+def _by_layer(run: Run, true: pd.Series) -> Selection:
+    by_stream: dict[str, dict[str, list[int]]] = {str(stream): {} for stream in run.heads["stream"].unique()}
+    for stream, layer, head in true[true].index:
         by_stream[str(stream)].setdefault(str(layer), []).append(int(head))
     return by_stream if len(by_stream) > 1 else next(iter(by_stream.values()))
 
@@ -53,7 +91,8 @@ def described_heads(run: Run, selection: str) -> dict[str, Any]:
     """The selected heads with what another tool needs to use them: model, text, rule, and the heads' KV groups.
 
     `kv_groups`: for each layer of the streams' heads, the group whose keys and values each head reads, [head]; a cache
-    keeps a group if any of its heads needs it. Raises SinkscopeError where `selection` is neither.
+    keeps a group if any of its heads needs it. `unknown`: the heads of `unknown_heads`. Raises SinkscopeError as
+    `selected_heads` does.
     """
     chosen, request = selected_heads(run, selection), run.manifest.request
     groups: dict[str, dict[str, list[int]]] = {}
@@ -70,7 +109,7 @@ def described_heads(run: Run, selection: str) -> dict[str, Any]:
             {"domain": facts.domain, "sequences": facts.sequences, "seq_len": facts.seq_len} for facts in domains(run)
         ],
         "in_every_domain": True, "kv_groups": groups if len(groups) > 1 else next(iter(groups.values())),
-        "heads": chosen,
+        "heads": chosen, "unknown": unknown_heads(run, selection),
     }  # fmt: skip
 
 
@@ -97,7 +136,7 @@ def selected_tokens(
     over the token's rows. `ids_below_min_rate` are sinks in fewer. `ids_at_position_0_only` are apart: what begins a
     sequence is often a sink for its place, not for the token that stands there. Raises SinkscopeError where
     `selection` is none of KINDS, where `min_rate` is not from 0 to 1, where the run has no such domain, where the
-    tables do not tell a token's rate over several domains, and for a run of an older sinkscope.
+    tables do not tell a token's rate over several domains, and as `_rows` does.
     """
     if not 0 <= min_rate <= 1:
         raise SinkscopeError(f"--min-rate {min_rate:g}: a share of occurrences from 0 to 1 is needed")
@@ -145,7 +184,7 @@ def _ids(values: Iterable[Any]) -> list[int]:
 
 def sink_ids(run: Run) -> tuple[list[int], list[int]]:
     """Ids of the tokens that are attention sinks in tokens.csv: those that are one at position 0, and those that are
-    one elsewhere. Raises SinkscopeError for a run of an older sinkscope, and where there is none."""
+    one elsewhere. Raises SinkscopeError as `_rows` does, and where there is none."""
     rows = _rows(run, KINDS["sink"]).dropna(subset="id")
     if rows.empty:
         raise SinkscopeError(f"no token is an attention sink in tokens.csv of {run.path or 'the run'}")
@@ -154,9 +193,16 @@ def sink_ids(run: Run) -> tuple[list[int], list[int]]:
 
 
 def _rows(run: Run, kind: str) -> pd.DataFrame:
-    """The rows of tokens.csv of one kind. Raises SinkscopeError for a run of an older sinkscope."""
+    """The rows of tokens.csv of one kind. Raises SinkscopeError for a run of an older sinkscope, and for attention
+    sinks where no attention is a softmax."""
     if run.tokens is None:
         raise SinkscopeError(f"{run.path or 'the run'} holds no tokens.csv: an older sinkscope wrote it; scan it again")
+    if (
+        kind == "attention"
+        and run.manifest.attention
+        and all(site.score != "softmax" for site in run.manifest.attention)
+    ):
+        raise SinkscopeError(f"{run.path or 'the run'} tells no attention sinks: {no_softmax(not_shares(run))}")
     return run.tokens[run.tokens["kind"] == kind]
 
 

@@ -194,7 +194,9 @@ def test_sink_tokens_are_those_of_the_run_wherever_they_stand() -> None:
         [("attention", 5, True), ("attention", 7, False), ("massive", 9, False), ("attention", None, False)],
         columns=["kind", "id", "first"],
     ).astype({"id": "Int64"})
-    setting = setting_of(model, ids, SimpleNamespace(tokens=tokens, path=Path("old")))
+    setting = setting_of(
+        model, ids, SimpleNamespace(tokens=tokens, path=Path("old"), manifest=SimpleNamespace(attention=[]))
+    )
     kept = ids == 7
     kept[:, 0] = True
     one = Pass(setting, ids)

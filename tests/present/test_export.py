@@ -34,7 +34,7 @@ from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
 from sinkscope.runs.run import Run
-from sinkscope.runs.selections import selected_heads
+from sinkscope.runs.selections import described_heads, selected_heads, selected_tokens
 
 EVIL = r"50%_of {a} \ $x^2$ & #1 ~ [b] <script>|"
 
@@ -230,6 +230,37 @@ def test_heads_for_tools() -> None:
     assert selected_heads(run, "dormant") == {"2": [0, 2, 3]}
     with pytest.raises(SinkscopeError, match="--heads"):
         selected_heads(run, "asleep")
+
+
+def test_heads_without_softmax_are_not_told_from_sinks() -> None:
+    """A threshold fits shares alone: weights of relu attention above it are no sinks, and weights below it no proof."""
+    run = scanned()
+    run.heads["sink_score"] = 0.9
+    assert described_heads(run, "sink")["unknown"] == {}
+    vision = run.heads.assign(stream="vision")
+    run.heads = pd.concat([run.heads, vision], ignore_index=True)
+    run.manifest.attention += [site.model_copy(update={"stream": "vision"}) for site in run.manifest.attention]
+    for site in run.manifest.attention[3:]:
+        site.score = "relu"
+    every = {str(layer): [0, 1, 2, 3] for layer in range(3)}
+    found = described_heads(run, "sink")
+    assert (found["heads"], found["unknown"]) == ({"text": every, "vision": {}}, {"text": {}, "vision": every})
+    for site in run.manifest.attention:
+        site.score = "relu"
+    with pytest.raises(SinkscopeError, match="--heads sink: attention is relu, no softmax, so that no threshold tells"):
+        described_heads(run, "sink")
+    with pytest.raises(SinkscopeError, match="tells no attention sinks: attention is relu, no softmax"):
+        selected_tokens(run, "sink")
+
+
+def test_heads_without_the_rule_of_dormancy_are_unknown() -> None:
+    run = scanned()
+    run.heads["dormant"] = pd.array([True] * 4 + [None] * 4 + [False] * 4, dtype="boolean")
+    found = described_heads(run, "dormant")
+    assert (found["heads"], found["unknown"]) == ({"0": [0, 1, 2, 3]}, {"1": [0, 1, 2, 3]})
+    run.heads["dormant"] = pd.array([None] * 12, dtype="boolean")
+    with pytest.raises(SinkscopeError, match=r"--heads dormant: the column of the rule honor<0.4 is empty in every"):
+        described_heads(run, "dormant")
 
 
 @pytest.mark.parametrize(
