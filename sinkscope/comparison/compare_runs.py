@@ -22,7 +22,7 @@ from sinkscope.comparison.levels import (
 from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
-from sinkscope.runs.per_sequence import LEVELS, PLACE, chosen_metrics, domains, metric_names, same_text
+from sinkscope.runs.per_sequence import LEVELS, PLACE, chosen_metrics, domains, metric_names, same_text, tokens_of
 from sinkscope.runs.showing import ShownComparison
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def why_not_paired(a: Run, b: Run, domain: str) -> str:
         return f"the runs' models have two tokenizers, which cut the text of {domain!r} into different tokens"
     checks = [
         ("sequences", facts_a.sequences, facts_b.sequences),
-        ("tokens a sequence", facts_a.seq_len, facts_b.seq_len),
+        ("tokens a sequence", tokens_of(facts_a), tokens_of(facts_b)),
         ("first token", *(_first_token(run) for run in (a, b))),
         ("seed", *(run.manifest.request.seed for run in (a, b))),
     ]

@@ -15,7 +15,7 @@ from sinkscope.present.text import answers, markdown_cell, printable, run_id
 from sinkscope.runs.atlas import RATES, Entry, atlas, atlas_table, run_names
 from sinkscope.runs.catalogue import IN_TABLES, refuse_mixed
 from sinkscope.runs.folder import parquet_bytes
-from sinkscope.runs.per_sequence import counted, domains, queries_of, spread
+from sinkscope.runs.per_sequence import counted, domains, spread
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
@@ -94,7 +94,7 @@ def _cells(entry: Entry) -> list[str]:
     counts = "unknown" if values["dormant"] is None else f"{values['dormant']} of {values['judged']}"
     return [
         markdown_cell(_place(entry)),
-        spread(queries_of(entry.run, entry.domain, values["tokens"])),
+        entry.lengths,
         str(values["sequences"]),
         *shown,
         markdown_cell(f"{counts} ({values['dormant_rule']})"),
@@ -142,6 +142,8 @@ def _result(run: Run, entry: Entry) -> list[str]:
         if is_missing(value):
             continue
         arguments = {"seq_len": entry.values["tokens"], "num_sequences": entry.values["sequences"]}
+        if entry.values["shortest"] != entry.values["tokens"]:
+            arguments["shortest"] = entry.values["shortest"]
         lines += [
             f"    - type: {column}", f"      name: {_scalar(name)}", f"      value: {_scalar(_rounded(value))}",
             f"      args: {_scalar(arguments)}",
@@ -194,7 +196,7 @@ def _badge_words(entries: list[Entry]) -> str:
     if not measured:
         return "sink rate unknown"
     ends = dict.fromkeys(fixed(rate, 1) for rate in (measured[0], measured[-1]))
-    lengths = [n for entry in entries for n in queries_of(entry.run, entry.domain, entry.values["tokens"])]
+    lengths = [entry.values[name] for entry in entries for name in ("shortest", "tokens")]
     return f"sink rate {' to '.join(ends)} % (alpha_0 > {RATES['sink_rate'][0]}) at T = {spread(lengths)}"
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import by_old_alpha, mixed, table_columns
 from sinkscope.runs.papers import PublishedNumber, Setting, kind_of_text, numbers_of
-from sinkscope.runs.per_sequence import not_shares, tells_sinks
+from sinkscope.runs.per_sequence import not_shares, queries_of, spread, tells_sinks
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.words import dormant_count
 
@@ -50,6 +50,11 @@ class Entry:
     values: dict[str, Any]
     published: dict[str, list[PublishedNumber]]
     not_comparable: list[tuple[PublishedNumber, str]]
+
+    @property
+    def lengths(self) -> str:
+        """How many queries the sequences have: `256`, or `100 to 256` where they differ, or `? to 256`."""
+        return spread([self.values["shortest"], self.values["tokens"]])
 
     def rows_of(self, name: str) -> pd.DataFrame:
         """The rows of a table of the run that belong to this entry; empty where the run has no such table."""
@@ -136,8 +141,9 @@ def _identity(run: Run, name: str, data: DomainFacts) -> dict[str, Any]:
 def _sinks(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     """How much attention the first token gets. Unnormalised weights in a softmax's place are no shares: missing."""
     scores = not_shares(entry.run).get(entry.stream, ["softmax"])
+    shortest, longest = queries_of(entry.run, entry.domain, summary.tokens_per_sequence)
     values = {
-        "tokens": summary.tokens_per_sequence, "sequences": summary.sequences, "layers": summary.layers,
+        "tokens": longest, "shortest": shortest, "sequences": summary.sequences, "layers": summary.layers,
         "heads": summary.heads, "attention": ", ".join(scores) or None,
         "dormant": dormant_count(summary.dormant, summary.heads), "judged": summary.heads - summary.dormant.unknown,
     }  # fmt: skip
@@ -203,8 +209,9 @@ def _compared(
 ) -> tuple[dict[str, list[PublishedNumber]], list[tuple[PublishedNumber, str]]]:
     """The model's published numbers: those measured alike, by column, and the others, each with the reason."""
     first = data.first_token or run.summary.first_token
-    length, kind = summary.tokens_per_sequence, kind_of_text(data.spec)
-    setting = Setting(length, kind, bool(first.is_bos), data.bos, run.manifest.model.dtype)
+    shortest, longest = queries_of(run, data.domain, summary.tokens_per_sequence)
+    kind, dtype = kind_of_text(data.spec), run.manifest.model.dtype
+    setting = Setting(longest, shortest, kind, bool(first.is_bos), data.bos, dtype)
     alike: dict[str, list[PublishedNumber]] = {}
     others = []
     for row in [] if run.manifest.model.adapter else numbers_of(run.manifest.model.id):

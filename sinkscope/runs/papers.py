@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from sinkscope.runs.per_sequence import spread
 from sinkscope.runs.schema.summary import Published
 
 
@@ -143,11 +144,13 @@ PREFIX = 64
 class Setting:
     """What decides whether a run's numbers may be held against published ones.
 
-    `tokens`: of a sequence. `kind`: natural, random, repeated or code. `bos`: whether BOS is the first token.
-    `opening`: how the first token was chosen, as the manifest says it.
+    `tokens`, `shortest`: of the longest and of the shortest sequence, None where that is not known. `kind`: natural,
+    random, repeated or code. `bos`: whether BOS is the first token. `opening`: how the first token was chosen, as the
+    manifest says it.
     """
 
     tokens: int
+    shortest: int | None
     kind: str
     bos: bool
     opening: str
@@ -183,8 +186,9 @@ class PublishedNumber:
         if self.kind == ANY:
             return ""
         prefixed = self.tokens == PREFIX and self.beside.endswith(f"_{PREFIX}")
-        if self.tokens != run.tokens and not (prefixed and run.tokens >= PREFIX):
-            return f"measured at T = {self.tokens}, the run at T = {run.tokens}"
+        alike = (run.shortest or 0) >= PREFIX if prefixed else self.tokens == run.shortest == run.tokens
+        if not alike:
+            return f"measured at T = {self.tokens}, the run at T = {spread([run.shortest, run.tokens])}"
         if self.kind != run.kind:
             return f"measured on {self.kind} text, the run on {run.kind} text"
         if self.bos is not None and self.bos != run.bos:

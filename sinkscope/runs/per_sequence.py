@@ -167,18 +167,23 @@ def tokens_of(data: Sized) -> str:
     return spread([data.shortest or data.seq_len, data.seq_len])
 
 
-def spread(lengths: list[int]) -> str:
-    """`256`, or `33 to 100` where the lengths differ."""
-    return " to ".join(map(str, dict.fromkeys((min(lengths), max(lengths)))))
+def spread(lengths: Sequence[int | None]) -> str:
+    """`256`, or `33 to 100` where the lengths differ, or `? to 100` where one is not known."""
+    known = [length for length in lengths if length is not None]
+    least = min(known) if len(known) == len(lengths) else "?"
+    return " to ".join(map(str, dict.fromkeys((least, max(known)))))
 
 
-def queries_of(run: Run, domain: str, longest: int) -> list[int]:
+def queries_of(run: Run, domain: str, longest: int) -> tuple[int | None, int]:
     """How many queries the shortest and the longest sequence of a stream have. `longest`: those of the longest.
 
-    The shortest is recorded of the sequences that the model is given, and not of others that it makes itself.
+    The shortest is recorded of the sequences that the model is given. None for others, which it makes itself of
+    sequences of unequal lengths.
     """
     data = next(data for data in run.manifest.data if data.domain == domain)
-    return [(data.shortest if longest == data.seq_len else None) or longest, longest]
+    if data.shortest is None:
+        return longest, longest
+    return data.shortest if longest == data.seq_len else None, longest
 
 
 def cells(run: Run, domain: str, level: str, names: list[str]) -> Cells:

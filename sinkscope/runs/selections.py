@@ -106,7 +106,8 @@ def described_heads(run: Run, selection: str) -> dict[str, Any]:
             epsilon=request.epsilon
         ),
         "data": [
-            {"domain": facts.domain, "sequences": facts.sequences, "seq_len": facts.seq_len} for facts in domains(run)
+            {name: getattr(facts, name) for name in ("domain", "sequences", "seq_len", "shortest")}
+            for facts in domains(run)
         ],
         "in_every_domain": True, "kv_groups": groups if len(groups) > 1 else next(iter(groups.values())),
         "heads": chosen, "unknown": unknown_heads(run, selection),

@@ -44,6 +44,12 @@ def test_names_stay_text_and_nothing_is_fetched() -> None:
     assert not re.findall(r"\b(?:src|href|style|on\w+)=", re.sub(r"&lt;.*?&gt;|<script>.*", "", page, flags=re.S))
 
 
+def test_unequal_lengths_are_told_and_sorted_by_the_longest() -> None:
+    run = scanned()
+    run.manifest.data[0].shortest = 20
+    assert '<td data-sort="48">20 to 48</td>' in render_atlas(atlas([run]))
+
+
 def test_published_numbers_stand_below_their_own() -> None:
     page = render_atlas(atlas(several()))
     cell = re.findall(r'<td data-sort="12.5">(.*?)</td>', page)[0]

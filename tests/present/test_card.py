@@ -90,6 +90,20 @@ def test_published_numbers_that_were_measured_alike_are_listed() -> None:
     )
 
 
+def test_unequal_lengths_are_told() -> None:
+    """Published numbers of 64 tokens fit no run in which one sequence has fewer."""
+    run = scanned()
+    run.manifest.model.id, run.manifest.data[0].bos = "meta-llama/Llama-2-7b-hf", "auto"
+    run.manifest.data[0].seq_len = run.summary.streams["text"].tokens_per_sequence = 64
+    run.manifest.data[0].shortest = 48
+    block = markdown_block(run)
+    assert "| 48 to 64 | 8 |" in block
+    assert "Published" not in block
+    assert '{"seq_len": 64, "num_sequences": 8, "shortest": 48}' in model_index(run)
+    run.manifest.data[0].shortest = None
+    assert "Published" in markdown_block(run)
+
+
 @pytest.mark.parametrize(
     ("name", "shown"), [("/home/me/my-model", "my-model"), ("../my-model", "my-model"), ("org/name", "org/name")]
 )

@@ -54,6 +54,17 @@ def test_a_row_holds_the_numbers_of_the_run() -> None:
         assert pd.isna(found[name]), f"{name} was not measured"
 
 
+def test_a_row_tells_the_shortest_sequence_from_the_longest() -> None:
+    run = scanned()
+    assert (row(run)["shortest"], row(run)["tokens"]) == (48, 48)
+    run.manifest.data[0].shortest = 20
+    assert (row(run)["shortest"], row(run)["tokens"]) == (20, 48)
+    assert atlas([run])[0].lengths == "20 to 48"
+    run.summary.streams["text"].tokens_per_sequence = 60  # a stream that the model makes of them
+    assert pd.isna(row(run)["shortest"])
+    assert atlas([run])[0].lengths == "? to 60"
+
+
 def test_an_atlas_of_no_runs_is_refused() -> None:
     with pytest.raises(SinkscopeError, match=r"^an atlas needs at least one run$"):
         atlas([])
@@ -122,7 +133,7 @@ def test_every_published_number_says_what_it_may_stand_beside() -> None:
         assert all(re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) for name in each.ids), "no run can have another id"
 
 
-NATURAL = Setting(tokens=256, kind="natural", bos=True, opening="auto", dtype="bfloat16")
+NATURAL = Setting(tokens=256, shortest=256, kind="natural", bos=True, opening="auto", dtype="bfloat16")
 
 
 def published(run: Setting, metric: str, text: str | None = None) -> dict[float, str]:
@@ -139,8 +150,13 @@ def changed(**other: Any) -> Setting:
     ("run", "metric", "found"),
     [
         (NATURAL, "sink_rate", {92.47: ""}),
-        (changed(tokens=64), "sink_rate", {92.47: ""}),
-        (changed(tokens=48), "sink_rate", {92.47: "measured at T = 64, the run at T = 48"}),
+        (changed(tokens=64, shortest=64), "sink_rate", {92.47: ""}),
+        (changed(tokens=48, shortest=48), "sink_rate", {92.47: "measured at T = 64, the run at T = 48"}),
+        (changed(shortest=64), "sink_rate", {92.47: ""}),
+        (changed(shortest=48), "sink_rate", {92.47: "measured at T = 64, the run at T = 48 to 256"}),
+        (changed(shortest=None), "sink_rate", {92.47: "measured at T = 64, the run at T = ? to 256"}),
+        (changed(tokens=4096, shortest=100), "inf_norm_peak",
+         {2512.0: "measured at T = 4096, the run at T = 100 to 4096"}),
         (changed(kind="code"), "sink_rate", {92.47: "measured on natural text, the run on code text"}),
         (changed(opening="never"), "sink_rate",
          {92.47: "measured on plain text, the run with another first token (never)"}),
@@ -153,12 +169,15 @@ def test_what_was_measured_otherwise_is_not_comparable(run: Setting, metric: str
 
 
 def test_bos_and_dtype_have_to_be_the_same() -> None:
-    long = changed(tokens=4096)
+    long = changed(tokens=4096, shortest=4096)
     rows = [each for each in numbers_of(LLAMA) if each.number.metric == "inf_norm_peak"]
     with_bos, without = sorted(rows, key=lambda each: not each.bos)
     assert with_bos.difference(long) == ""
     assert without.difference(long) == "measured without BOS, the run with it"
-    assert with_bos.difference(changed(tokens=4096, dtype="float32")) == "measured in bfloat16, the run in float32"
+    assert (
+        with_bos.difference(changed(tokens=4096, shortest=4096, dtype="float32"))
+        == "measured in bfloat16, the run in float32"
+    )
     random = changed(kind="random", bos=False, opening="none", tokens=64)
     assert published(random, "sink_rate", "random") == {90.13: ""}
 

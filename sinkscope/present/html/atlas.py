@@ -37,7 +37,7 @@ class Shown:
 
 COLUMNS = (
     Shown("model", "model"), Shown("dtype", "dtype"), Shown("text", "text"), Shown("stream", "stream"),
-    Shown("tokens", "T", "count"), Shown("first_token", "first token"),
+    Shown("tokens", "T", "lengths"), Shown("first_token", "first token"),
     Shown("sink_rate", "sink rate, %", "rate", 100.0), Shown("sink_rate_64", "first 64, %", "rate", 100.0),
     Shown("sink_rate_0.8", "eps 0.8, %", "rate", 100.0),
     Shown("bos_mass", "first-token attention", "estimate", 1.0), Shown("alpha_0", "alpha_0", "estimate", 1.0),
@@ -101,6 +101,7 @@ def _written(entry: Entry, column: Shown) -> str:
         "rate": lambda: fixed(value, 1), "share": lambda: fixed(value, 2), "number": lambda: significant(value),
         "estimate": lambda: estimate(value, entry.values[f"{column.name}_sem"], 3),
         "parameters": lambda: parameters(value), "count": lambda: str(value), "words": lambda: str(value),
+        "lengths": lambda: entry.lengths,
     }  # fmt: skip
     return forms[column.form]()
 

@@ -238,6 +238,8 @@ ATLAS_TABLE = TableSchema(
         ColumnSchema("parameters", "integer", "parameters", "[0, inf)", "Number of parameters of the model."),
         key("dtype", "string", "The dtype that the model computed in."),
         ColumnSchema("tokens", "integer", "tokens", "[1, inf)", "T, the number of queries of the longest sequence."),
+        ColumnSchema("shortest", "integer", "tokens", "[1, inf)", "The number of queries of the shortest sequence. "
+            "Empty where it is not known."),
         ColumnSchema("sequences", "integer", "sequences", "[1, inf)", "Number of sequences that were measured."),
         key("first_token", "string", "The first token of the sequences. Empty where sequences differ in it."),
         ColumnSchema("layers", "integer", "layers", "[1, inf)", "Number of attention calls of the stream."),
