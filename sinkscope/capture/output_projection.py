@@ -29,6 +29,9 @@ NAMES = (
     "out_lin",
     "to_out",
     "out",
+    "attention_out",
+    "post_proj",
+    "output_projection",
 )
 
 UNPACKED = "quantization_scheme"
@@ -38,22 +41,45 @@ UNPACKED = "quantization_scheme"
 def output_projection(model: nn.Module, path: str, width: int) -> str | None:
     """Path of the linear layer that reads `width` (heads * head width) channels from the attention module at `path`.
 
-    Searches the module's children first, then the sibling `output.dense` (BERT and related models). None where neither
-    has one. Of a Sequential, its first layer is taken where the others do nothing.
+    Searches the module's children first, then the siblings `output.dense` (BERT and related models) and, of a module
+    `self`, `output` (BigBird-Pegasus). None where none of them has one.
     """
-    module = model.get_submodule(path)
-    for name in NAMES:
-        child, child_path = getattr(module, name, None), f"{path}.{name}".removeprefix(".")
-        if isinstance(child, nn.Sequential) and len(child) and all(_does_nothing(after) for after in [*child][1:]):
-            child, child_path = child[0], f"{child_path}.0"
-        if isinstance(child, nn.Module) and _reads(child, width):
-            return child_path
-    parent = path.rpartition(".")[0]
-    sibling = f"{parent}.output.dense" if parent else "output.dense"
+    owner, _, own = path.rpartition(".")
+    siblings = ("output.dense", "output") if own == "self" else ("output.dense",)
+    for base, names in ((path, NAMES), (owner, siblings)):
+        for name in names:
+            place = f"{base}.{name}".removeprefix(".")
+            module = _submodule(model, place)
+            inside = None if module is None else _reader(module, width)
+            if inside is not None:
+                return f"{place}.{inside}".removesuffix(".")
+    return None
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module | None:
     try:
-        return sibling if _reads(model.get_submodule(sibling), width) else None
-    except AttributeError:
+        return model.get_submodule(path)
+    except AttributeError:  # there is none, or XLNet's matrix without a layer
         return None
+
+
+def _reader(module: nn.Module, width: int) -> str | None:
+    """The path inside `module` of the layer that reads `width` channels, empty where it is the module itself; None
+    where there is none.
+
+    Of a Sequential, its first layer is taken where the others do nothing. Of another module, a child is taken that has
+    the name of a projection (a gate may stand before it), unless the module holds numbers of its own, with which it
+    may change what the child returns.
+    """
+    if _reads(module, width):
+        return ""
+    if isinstance(module, nn.Sequential):
+        alone = len(module) and all(_does_nothing(after) for after in [*module][1:])
+        return "0" if alone and _reads(module[0], width) else None
+    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        return None
+    inside = (name for name in (*NAMES, "linear") if isinstance(getattr(module, name, None), nn.Module))
+    return next((name for name in inside if _reads(getattr(module, name), width)), None)
 
 
 def _does_nothing(module: nn.Module) -> bool:

@@ -84,7 +84,13 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
         },
         "metrics": definitions(loop.declared.metrics),
         "keywords": declared_keywords(loop.plan),
-        "warnings": [*loop.checkpoint.warnings, *reading.warnings, *unread(loop.plan, checked), *warnings_of(checked)],
+        "warnings": [
+            *loop.checkpoint.warnings,
+            *reading.warnings,
+            *unread(loop.plan, checked),
+            *_without_projection(loop.sites),
+            *warnings_of(checked),
+        ],
     }
     return Manifest.model_validate(plain(facts))
 
@@ -185,6 +191,18 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
         f"the model passes the attention keyword {name!r} (in {module}), which sinkscope does not know and leaves out: "
         f"{shown}"
         for name, module in plan.keywords.items()
+    ]
+
+
+def _without_projection(sites: list[Site]) -> list[str]:
+    """A warning that names the first attention call whose output projection was not found, if there is one."""
+    names = [site.name for site in sites if site.projection is None]
+    if not names:
+        return []
+    calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
+    return [
+        f"no linear layer that reads the heads of {calls} side by side was found (the first is {names[0]}): columns "
+        "that need W_O are empty there"
     ]
 
 

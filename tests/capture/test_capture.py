@@ -14,11 +14,14 @@ from transformers import AttentionInterface
 from watched import find, hooks
 
 import sinkscope
-from sinkscope.capture import Capture
+from sinkscope.capture import Capture, plan
 from sinkscope.capture.calls import AttentionCall, Narrowing
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.lazy import made_in_strips
+from sinkscope.capture.output_projection import output_projection
+from sinkscope.checkpoints import wrap_model
+from sinkscope.checkpoints.forward import Forward
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -274,3 +277,74 @@ def test_keys_are_hidden_beside_what_a_float_mask_adds(rows: int) -> None:
         call = AttentionCall(query, key, value, mask, scaling=0.5)
         narrow = Narrowing(lambda queries, keys: (~hidden[keys] | (keys >= queries))[None, None])
         torch.testing.assert_close(read(narrow(call), [])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "auto", "expected", "direct"),
+    [
+        ("moshi", "CausalLM", "self_attn.o_proj.linear", True),
+        ("inkling2_text", "CausalLM", "self_attn.o_proj.linear", False),
+        ("neomme", "MaskedLM", "self_attn.output_projection.o_proj", False),
+        ("cpmant", "CausalLM", "self_att.self_attention.attention_out", True),
+        ("funnel", "MaskedLM", "attention.post_proj", True),
+        ("bigbird_pegasus", "Seq2SeqLM", "self_attn.output", True),
+    ],
+)
+def test_the_layer_that_reads_the_heads_is_found_inside_others(
+    family: str, auto: str, expected: str, direct: bool
+) -> None:
+    """A layer within the module that projects, with a gate before it or without, or under a name of its own. It reads
+    the heads side by side, in their order."""
+    import transformers
+    from families import tiny_model
+
+    model = wrap_model(tiny_model(getattr(transformers, f"AutoModelFor{auto}"), family)).model
+    forward = Forward(model)
+    ids = random_ids(1, 20)
+    found = plan(model, lambda: forward(ids))
+    site = found.sites[0]
+    assert site.projection is not None
+    assert site.projection.endswith(expected)
+    seen: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = []
+    read_by: list[torch.Tensor] = []
+    hook = model.get_submodule(site.projection).register_forward_pre_hook(lambda _, args: read_by.append(args[0]))
+
+    def keep(view: Any, row: int) -> None:
+        if view.site is site:
+            seen.append((view.output, view.raw_projected, view.factors))
+
+    with torch.no_grad(), Capture(model, found, keep, 0.3).watching():
+        forward(ids)
+    hook.remove()
+    ((output, projected, factors),) = seen
+    assert projected is not None
+    assert factors.shape[0] == site.heads
+    torch.testing.assert_close(projected.flatten(2).reshape(read_by[0].shape), read_by[0])
+    assert torch.allclose(output.flatten(), projected.flatten(), atol=1e-5) == direct
+
+
+def test_a_layer_that_changes_what_its_own_layer_returns_is_no_projection() -> None:
+    class Clipped(torch.nn.Module):
+        def __init__(self, wide: bool) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            if not wide:
+                self.register_buffer("most", torch.ones(()))
+
+    owner = torch.nn.Module()
+    owner.o_proj = Clipped(True)
+    assert output_projection(owner, "", 8) == "o_proj.linear"
+    owner.o_proj = Clipped(False)
+    assert output_projection(owner, "", 8) is None
+
+
+def test_a_run_says_where_no_projection_was_found() -> None:
+    from families import tiny_model
+    from transformers import AutoModelForCausalLM
+
+    run = sinkscope.scan(tiny_model(AutoModelForCausalLM, "xlnet"), data=random_ids(1, 20), self_check=False)
+    assert run.heads["honor"].isna().all()
+    assert run.manifest.warnings == [
+        "no linear layer that reads the heads of 2 attention calls side by side was found (the first is "
+        "layer.0.rel_attn): columns that need W_O are empty there"
+    ]
