@@ -64,6 +64,14 @@ sequences and draws could show the difference: both numbers are multiplied by (2
 and SE its standard error. If the true difference is d, such a sample shows it at the 5 % level with a probability of
 80 %. The number 2.8 is 1.96 + 0.84, the normal quantiles of this level (two-sided) and this probability.
 
+## Windows
+
+The column `kind` of a layer says which keys query i may see: all (`full`), those of another sequence (`cross`), those
+of its own chunk of C (`chunked:C`), or those from i-W+1 on (`sliding:W`). In causal attention the latter are the last W
+keys up to i. Where attention goes both ways, as many are ahead, up to i+W-1; in T5Gemma 2 it is one more where its own
+window is an even number. Models count windows both ways in other ways: the configurations of ModernBERT and T5Gemma
+name W-1, and that of T5Gemma 2 names all the keys that a query sees.
+
 ## Symbols
 
 """

@@ -230,7 +230,9 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 layer=layer,
                 module=record.module,
                 call=calls[record.module],
-                kind=kind_of(model.get_submodule(record.module), record.window, stream == "cross", layer),
+                kind=kind_of(
+                    model.get_submodule(record.module), record.window, stream == "cross", record.causal, layer
+                ),
                 heads=record.heads,
                 kv_groups=record.kv_groups,
                 head_dim=record.head_dim,

@@ -15,7 +15,10 @@ def call_name(module: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """What a query of an attention call may see: `full`, `cross`, or the last `size` keys: `sliding`, `chunked`.
+    """What a query of an attention call may see: `full`, `cross`, or some keys: `sliding`, `chunked`.
+
+    `size` W of `sliding`: query i sees keys from i-W+1 on, up to i in causal attention and as far ahead where attention
+    goes both ways. `size` of `chunked`: the keys in a chunk.
 
     As text, in the tables: `full`, `cross`, `sliding:512`, `chunked:8192`.
     """
@@ -157,20 +160,38 @@ def _side(path: str) -> str | None:
     return next((side for side in sides if side in ("encoder", "decoder")), None)
 
 
-def kind_of(module: nn.Module, window: int | None, cross: bool, layer: int | None) -> AttentionKind:
+def kind_of(module: nn.Module, window: int | None, cross: bool, causal: bool, layer: int | None) -> AttentionKind:
     """`full`, `sliding:W`, `chunked:C` or `cross`, from the window that the call names and from the configuration."""
     if cross:
         return AttentionKind("cross")
     if window is None:
         window = getattr(module, "sliding_window", None)
     if isinstance(window, int) and window > 0:
-        return AttentionKind("sliding", window)
+        return AttentionKind("sliding", window if causal else _keys_back(module, window))
     config = getattr(module, "config", None)
     types = getattr(config, "layer_types", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if types and chunk and layer is not None and layer < len(types) and types[layer] == "chunked_attention":
         return AttentionKind("chunked", chunk)
     return AttentionKind("full")
+
+
+RADIUS = ("T5GemmaSelfAttention", "MuseGlimmerAssistantAttention")
+"""Their window is the number of keys on each side of a query."""
+RADIUS_BOTH_WAYS = ("Gemma4TextAttention", "Gemma4UnifiedTextAttention", "DiffusionGemmaEncoderTextAttention")
+"""So is that of these, where the configuration says that text is read both ways, and not an image's tokens alone."""
+WIDTH = ("T5Gemma2SelfAttention",)
+"""Their window is the number of all keys that a query sees: of an even number, one more ahead than back."""
+
+
+def _keys_back(module: nn.Module, window: int) -> int:
+    """The keys that a query sees up to its own under a window both ways, which models of transformers count in three
+    ways: most name what we do, as flash attention takes it."""
+    name = type(module).__name__
+    if name in WIDTH:
+        return (window + 1) // 2
+    both_ways = getattr(getattr(module, "config", None), "is_causal", True) is False
+    return window + 1 if name in RADIUS or (name in RADIUS_BOTH_WAYS and both_ways) else window
 
 
 def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:

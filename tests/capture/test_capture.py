@@ -348,3 +348,46 @@ def test_a_run_says_where_no_projection_was_found() -> None:
         "no linear layer that reads the heads of 2 attention calls side by side was found (the first is "
         "layer.0.rel_attn): columns that need W_O are empty there"
     ]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "named"),
+    [
+        ("mistral", {}, 8),
+        ("modernbert", {"local_attention": 16}, 9),
+        ("ultrabert", {}, 9),
+        ("neomme", {}, 9),
+        ("embedding_gemma2_text", {}, 9),
+        ("openai_privacy_filter", {}, 9),
+        ("t5gemma", {}, 9),
+        ("t5gemma2", {}, 4),
+        ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 14}, 8),
+        ("gemma4_text", {"use_bidirectional_attention": "all", "sliding_window": 14}, 9),
+    ],
+)
+def test_the_size_of_a_window_is_the_number_of_keys_up_to_the_query(
+    family: str, settings: dict[str, Any], named: int
+) -> None:
+    """However the model counts it: the mask tells, on a text longer than the window."""
+    from families import tiny_config
+    from transformers import AutoModel
+
+    config = tiny_config(family)
+    if settings:
+        config = type(config)(**{**config.to_diff_dict(), **settings})
+    model = wrap_model(AutoModel.from_config(config).eval()).model
+    forward = Forward(model)
+    found = plan(model, lambda: forward(random_ids(1, 16)))
+    named_by_module = {site.module: site.kind.size for site in found.sites if site.kind.name == "sliding"}
+    names = {module: name for name, module in model.named_modules()}
+    seen = {}
+
+    def keep(module: torch.nn.Module, call: AttentionCall) -> torch.Tensor:
+        queries = call.query.shape[2]
+        seen[names[module]] = queries - int(call.visible.reach[0][-1])
+        return read(call, [])[0]
+
+    with torch.no_grad(), shadowed(model, keep):
+        forward(random_ids(1, 40))
+    assert {name: seen[name] for name in named_by_module} == named_by_module
+    assert named in named_by_module.values()

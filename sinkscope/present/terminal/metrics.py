@@ -65,7 +65,7 @@ SYMBOLS = {
         "query sees every key, and smaller where the mask hides more (a window, chunks, a prefix). Padding does not "
         "count as a query"
     ),
-    "n_max": "the largest n_k of the sequence in the head. It is T, or W under a window of the last W < T keys",
+    "n_max": "the largest n_k of the sequence in the head. It is T, or W under a causal window of W < T keys",
     "epsilon": "threshold of a sink, 0.3 by default (`--epsilon`)",
     "alpha_k": (
         "sum_i A[i,k] / n_k: the mean of A[i,k] over the queries i that may see key k. Gu et al. 2410.10781 consider "

@@ -9,8 +9,8 @@ class Kind(Record):
     """What a query of an attention call may see."""
 
     name: str
-    """full, cross, sliding (the last `size` keys; on both sides where later keys are seen) or chunked (the keys of its
-    chunk of `size`)."""
+    """full, cross, sliding (the last `size` keys; both ways, `size` - 1 on each side) or chunked (the keys of its chunk
+    of `size`)."""
     size: int | None = None
     """Tokens of the window or chunk."""
 

@@ -79,7 +79,7 @@ STREAM = key("stream", "string", "Part of the model: text, vision, audio, encode
 LAYER = key("layer", "integer", "Number of the layer in its stream.")
 HEAD = key("head", "integer", "Number of the query head in its layer.")
 MODULE = key("module", "string", "Path of the attention module in the model; path[n] for its n-th call.")
-KIND = key("kind", "string", "Which keys a query may see: full, sliding:W, chunked:C or cross.")
+KIND = key("kind", "string", "Which keys a query may see: full, sliding:W (those from i-W+1 on), chunked:C or cross.")
 SEQUENCE = key("sequence", "integer", "Number of the sequence in its dataset.")
 DOCUMENT = key("document", "string", "What the sequence was read from.")
 
