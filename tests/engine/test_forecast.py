@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,15 @@ from sinkscope.checkpoints.outline import outline_of
 from sinkscope.cli import app
 from sinkscope.engine.batch_size import chosen_batch
 from sinkscope.engine.forecast.build import looked, token_ids
-from sinkscope.engine.forecast.costs import MACHINES, UTILISATION, attention_flops, counted, measured_rate, sums_bytes
+from sinkscope.engine.forecast.costs import (
+    MACHINES,
+    UTILISATION,
+    attention_flops,
+    counted,
+    measured_rate,
+    sums_bytes,
+    watching_bytes,
+)
 from sinkscope.engine.record import BatchRecord
 from sinkscope.experiments.arms.experiment import arms
 from sinkscope.present.terminal.forecast import duration, render_forecast
@@ -140,13 +149,19 @@ def call_of(batch: int, heads: int, queries: int, keys: int) -> AttentionCall:
     return AttentionCall(query, key, key, None, queries == keys, scaling=1.0)
 
 
+@pytest.mark.parametrize("changed", [{}, {"sinks": torch.zeros(1, 3, 1, 1)}, {"score": "relu"}], ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(80, 80), (20, 20), (70, 90)])
-def test_the_sums_take_the_bytes_that_are_told(queries: int, keys: int) -> None:
-    call = call_of(2, 3, queries, keys)
+def test_the_sums_take_the_bytes_that_are_told(queries: int, keys: int, changed: dict[str, Any]) -> None:
+    """A learned sink, or a score that is no softmax, leaves a total of each row to keep."""
+    call = replace(call_of(2, 3, queries, keys), **changed)
     _, sums = attend_in_blocks(call)
     shared = ("visible", "sees_first", "sees_few")
     real = {name: each for name, each in vars(sums).items() if isinstance(each, Tensor) and name not in shared}
-    assert sum(each.nbytes for each in real.values()) == sums_bytes(2, 3, queries, keys)
+    held = sum(each.nbytes for each in real.values())
+    assert held == sums_bytes(2, 3, queries, keys, bool(changed))
+    assert watching_bytes(call, CPU) - held == watching_bytes(call_of(2, 3, queries, keys), CPU) - sums_bytes(
+        2, 3, queries, keys, False
+    )
     assert attention_flops(call) == 2 * 2 * 3 * queries * keys * 16
 
 

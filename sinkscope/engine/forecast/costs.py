@@ -92,13 +92,15 @@ def watching_bytes(call: AttentionCall, device: torch.device) -> int:
     keys = call.key.shape[2]
     row = batch * heads * keys * 4
     rows = max(stop - start for start, stop in block_edges(queries, row, device))
-    return sums_bytes(batch, heads, queries, keys) + BLOCK_COPIES * rows * row
+    totals = call.sinks is not None or call.score != "softmax"
+    return sums_bytes(batch, heads, queries, keys, totals) + BLOCK_COPIES * rows * row
 
 
-def sums_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Bytes of `AttentionSums` of a softmax call: seven numbers and a truth value for each query, one for each key, and
-    how many queries see each key, where all sequences and heads share one mask."""
-    by_query = 5 * 4 + 1 + (2 * 4 if queries == keys else 0)
+def sums_bytes(batch: int, heads: int, queries: int, keys: int, totals: bool) -> int:
+    """Bytes of `AttentionSums` of a call: seven numbers and a truth value for each query, one for each key, and how
+    many queries see each key, where all sequences and heads share one mask. `totals`: whether rows do not sum to 1 over
+    their keys, so that a total of each is kept, too."""
+    by_query = 5 * 4 + 1 + (2 * 4 if queries == keys else 0) + (4 if totals else 0)
     early = min(EARLY, keys) if queries >= EARLY else 0
     return batch * heads * (queries * by_query + (keys + early) * 4) + (keys + early) * 8
 
