@@ -20,6 +20,7 @@ from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.measurement import Measurement
+from sinkscope.engine.overflow import overflow_words
 from sinkscope.engine.places import places_of
 from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard, Shards
@@ -291,8 +292,8 @@ class Loop:
 
 
 def _why_not_finite(checkpoint: Checkpoint, layer: int, module: str) -> str:
-    """Blames the dtype, where there is a wider one: the weights are finite, as loading checked."""
-    dtype = checkpoint.facts["dtype"]
-    wider = {"float64": None, "float32": "float64"}.get(str(dtype), "float32")
-    why = f"{dtype} overflows; try --dtype {wider}" if wider else "the model's own arithmetic makes them"
-    return f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: {why}"
+    """Blames the dtype: the weights are finite, as loading checked."""
+    return (
+        f"layer {layer} ({module}) gives NaN or infinity although all weights are finite: "
+        f"{overflow_words(checkpoint.facts['dtype'])}"
+    )

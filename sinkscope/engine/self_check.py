@@ -20,6 +20,7 @@ from sinkscope.capture.registries import uncompiled
 from sinkscope.checkpoints.forward import Forward, eager
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.overflow import overflow_words
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import EPSILON
 
@@ -139,7 +140,7 @@ def _verdict(
     worst, where = _worst(plan, ours, reference)
     bound = record["bound"]
     if worst != worst:
-        raise SinkscopeError(f"self-check: attention of {where} is NaN; the dtype overflows: try --dtype float32")
+        raise SinkscopeError(f"self-check: attention of {where} is NaN: {overflow_words(str(dtype))}")
     record |= {"layers": len(plan.sites), "max_difference": worst, "where": where}
     if worst <= bound:
         return record | {"status": "passed"}

@@ -88,17 +88,22 @@ def test_weights_that_overflow_after_the_self_check(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "advice"),
-    [(torch.float32, "float32 overflows; try --dtype float64"),
-     (torch.float64, "the model's own arithmetic makes them")],
-)  # fmt: skip
-def test_what_is_not_finite_is_not_cured_by_the_dtype_that_it_has(dtype: torch.dtype, advice: str) -> None:
-    model = tiny("llama").to(dtype)
+    ("dtype", "told"),
+    [
+        ("bfloat16", "bfloat16 overflows; try --dtype float32"),
+        ("float32", "float32 overflows; try --dtype float64"),
+        ("float64", "float64 overflows, and no dtype is wider: the model's own numbers are not finite"),
+    ],
+)
+def test_the_dtype_to_try_is_wider_than_the_one_that_overflows(dtype: str, told: str) -> None:
+    model = tiny("llama").to(getattr(torch, dtype))
     with torch.no_grad():
-        for name in ("q_proj", "k_proj"):
-            getattr(model.layers[1].self_attn, name).weight.mul_(torch.finfo(dtype).max ** 0.9)
-    with pytest.raises(SinkscopeError, match=f"NaN or infinity although all weights are finite: {advice}"):
-        sinkscope.scan(model, data=torch.ones(2, 20, dtype=torch.long), self_check=False)
+        for projection in (model.layers[1].self_attn.q_proj, model.layers[1].self_attn.k_proj):
+            projection.weight *= 10 * torch.finfo(model.dtype).max ** 0.5
+    for checked, words in ((False, "layer 1 .* gives NaN or infinity"), (True, "self-check: attention of .* is NaN")):
+        with pytest.raises(sinkscope.SinkscopeError, match=words) as refused:
+            sinkscope.scan(model, data=random_ids(2, 40), self_check=checked)
+        assert str(refused.value).endswith(told)
 
 
 def test_half_precision_that_strays_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

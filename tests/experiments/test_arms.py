@@ -1398,7 +1398,7 @@ def test_a_loss_that_overflows_names_the_arm() -> None:
     setting = setting_of(model, IDS)
     arm = ScaledValues(1e38)
     with pytest.raises(
-        sinkscope.SinkscopeError, match=r"the loss under scaled:1e\+38 is NaN or infinite: the dtype over"
+        sinkscope.SinkscopeError, match=r"scaled:1e\+38 is NaN or infinite: float32 overflows; try --dtype float64"
     ):
         measure(setting, [arm], 2, lambda *_: None)
 

@@ -16,6 +16,7 @@ from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
+from sinkscope.engine.overflow import overflow_words
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
 from sinkscope.experiments.arms.changes import watched
@@ -226,9 +227,8 @@ def _measured(
         del logits  # or the next pass would run beside three passes' logits
         numbers["size"] = torch.zeros(len(text)) if forward.size is None else forward.size
         if not bool(numbers["loss"].isfinite().all()):
-            raise SinkscopeError(
-                f"the loss under {arm.name} is NaN or infinite: the dtype overflows; try --dtype float32"
-            )
+            dtype = setting.checkpoint.facts["dtype"]
+            raise SinkscopeError(f"the loss under {arm.name} is NaN or infinite: {overflow_words(dtype)}")
         measures = torch.stack([numbers[name].double().cpu() for name in MEASURES], -1)
         by_trial.append(torch.cat([measures, cosines.values], -1) if read else measures)
         passed(len(by_trial) * len(text))
