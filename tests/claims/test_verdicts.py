@@ -549,3 +549,22 @@ def test_the_margin_between_keys_is_not_that_of_another_domain() -> None:
     evidence = Subject("both", given=both).evidence(both)
     assert len(evidence.heads) == 8
     assert (evidence.heads["sink_rows"] < 0.9).all()
+
+
+def test_the_odds_of_a_token_need_the_number_of_all_rows() -> None:
+    """A head that is off in half of its 158 rows: on at 9 of 10 occurrences of the token, and so at 70 of 148 others.
+    Of sequences of unequal lengths, a run tells only the longest and the shortest."""
+    tokens = {"token_id": 5, "token": "x", "n": 10, "on_rate": 0.9, "lift": 1.8, "q": 0.001}
+    run = made(SUNK | {"off_rate": 0.5}).given
+    run.measured["switch_tokens"] = run.heads[["stream", "layer", "head", "module"]].assign(**tokens)
+    name = "largest odds ratio of a token that switches such a head on"
+    assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=run))[1].figures[name].value == pytest.approx(
+        (9.5 * 78.5) / (1.5 * 70.5)
+    )
+    data = [each.model_copy(update={"shortest": 40}) for each in run.manifest.data]
+    ragged = replace(run, manifest=run.manifest.model_copy(update={"data": data}))
+    assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=ragged))[1].figures[name] == Number("-")
+    data = [each.model_copy(update={"sequences": 9}) for each in run.manifest.data]
+    cut = replace(run, manifest=run.manifest.model_copy(update={"data": data, "complete": False}))
+    told = judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=cut))[1].figures[name]
+    assert told.value == pytest.approx((9.5 * 78.5) / (1.5 * 70.5)), "of the 2 that were measured"

@@ -9,6 +9,7 @@ from sinkscope.claims.claim import Claim, Found, Number, Rule, number, share
 from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, head_name, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
+from sinkscope.runs.per_sequence import sequences_of
 
 OFTEN = 0.3
 """A head acts at few tokens where it is off in this share of its rows. Below it no token could double the share of rows
@@ -41,14 +42,16 @@ def find(run: Evidence, subject: Subject) -> Found:
 
 def _odds(run: Evidence, resting: pd.DataFrame) -> Number:
     """The odds that the head is on at the token, over those at all its other rows, with a 95 % interval (Woolf's, 0.5
-    added to each count). Missing where no token of these heads passed the test of switch_tokens.csv."""
-    if "switch_tokens" not in run.run.measured or resting.empty:
+    added to each count). Missing where no token of these heads passed the test of switch_tokens.csv, and where the
+    sequences are not alike in length: a run does not tell how many rows they have together."""
+    equal = run.data.shortest in (None, run.data.seq_len)
+    if "switch_tokens" not in run.run.measured or resting.empty or not equal:
         return Number("-")
     tokens = run.of_text("switch_tokens").merge(resting[["module", "head", "off_rate"]], on=["module", "head"])
     tokens = tokens[tokens["lift"] > 1]
     if tokens.empty:
         return Number("-")
-    rows = int(run.data.sequences * (run.data.seq_len - 1))
+    rows = sequences_of(run.run, run.data) * (run.data.seq_len - 1)
     on = (tokens["on_rate"] * tokens["n"]).to_numpy()
     all_on = ((1 - tokens["off_rate"]) * rows).to_numpy()
     cells = np.stack([on, tokens["n"] - on, all_on - on, rows - tokens["n"] - (all_on - on)]).clip(min=0) + 0.5
