@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -102,6 +102,18 @@ class Lookup(Generic[T]):
         built_in = [OWN] if name in self._built_in else []
         declared = [self._declared[name]] if name in self._declared else []
         return [*built_in, *declared, *map(package_of, self._installed.get(name, []))]
+
+    @contextmanager
+    def blaming(self, name: str) -> Iterator[None]:
+        """Raises SinkscopeError with its name and its package, where the thing of that name fails in the block and does
+        not come with sinkscope. Errors in sinkscope's own words pass, and so does memory that ran out."""
+        try:
+            yield
+        except Exception as error:
+            if self.ships(name) or isinstance(error, SinkscopeError | MemoryError):
+                raise
+            owner = " and ".join(self.owners(name))
+            raise SinkscopeError(f"{self.what} {name}: {owner} fails: {first_line(error)}") from error
 
     def _of_package(self, entry: EntryPoint) -> T:
         try:

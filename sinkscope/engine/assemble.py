@@ -10,7 +10,8 @@ import pandas as pd
 from sinkscope.capture import Plan, Site, not_softmax
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.batch_size import return_freed
-from sinkscope.engine.input_kinds.kind import Reading
+from sinkscope.engine.input_kinds import blaming
+from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.engine.manifest import (
     Attended,
     spectra_measured,
@@ -89,7 +90,7 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
         measurement.summarise(summary.streams, tables)
         for name, domain in summary.domains.items():
             measurement.summarise(domain.streams, {key: of_domain(table, name) for key, table in tables.items()})
-    _add_kind(summary, loop.reading.kind.summary(domains, sites, positions))
+    _add_kind(summary, loop.reading.kind, domains, sites, positions)
     return Run(
         heads=heads,
         layers=layers,
@@ -147,8 +148,12 @@ def of_domain(table: pd.DataFrame, domain: str) -> pd.DataFrame:
     return table[table["domain"] == domain] if "domain" in table else table
 
 
-def _add_kind(summary: Summary, entries: dict[str, Any]) -> None:
+def _add_kind(
+    summary: Summary, kind: InputKind, domains: list[Domain], sites: list[Site], positions: pd.DataFrame
+) -> None:
     """Adds what the kind of input tells of itself; entries that no field is for stand under `more`."""
+    with blaming(type(kind)):
+        entries = kind.summary(domains, sites, positions)
     for name, value in entries.items():
         if name in Summary.model_fields:
             setattr(summary, name, value)

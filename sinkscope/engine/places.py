@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
+from sinkscope.engine.input_kinds import blaming
 from sinkscope.inputs.batches import TokenData
 from sinkscope.inputs.chats import region_names
 from sinkscope.inputs.signals import PIXELS
@@ -68,7 +69,8 @@ def _tokens(loop: Loop, domain: Domain, data: TokenData, stream: str) -> Places 
     if speakers is not None and ids is domain.ids:
         names = region_names(speakers)
         return Places(np.where((names == "") & (ids >= 0), UNKNOWN, names), ids, reading.tokenizer)
-    regions = reading.kind.regions(ids, reading.rules)
+    with blaming(type(reading.kind)):
+        regions = reading.kind.regions(ids, reading.rules)
     return None if regions is None else Places(regions, ids, reading.tokenizer)
 
 

@@ -11,7 +11,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import check_lengths
-from sinkscope.engine.input_kinds import claim
+from sinkscope.engine.input_kinds import blaming, claim
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Loop, Progress
@@ -32,10 +32,12 @@ def prepared(
     """
     forward = Forward(checkpoint.model)
     kind = claim(request, checkpoint, forward)
-    short, extra = kind.probe()
+    with blaming(type(kind)):
+        short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         call_plan = plan(checkpoint.model, partial(forward, short, **extra))
-    reading = kind.read(call_plan.positions)
+    with blaming(type(kind)):
+        reading = kind.read(call_plan.positions)
     names = (*request.measures, *reading.measures)
     check_lengths(request.lengths, reading.tokens)
     heads = None

@@ -88,6 +88,25 @@ def test_a_package_s_kind_that_is_none_is_refused(kind: str, said: str, monkeypa
         check_asked(wanted(specs=("prose",)))
 
 
+def failing(at: str) -> type[InputKind]:
+    """A kind whose method of this name fails."""
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("no bytes today")
+
+    return type("Failing", (BytesInput,), {at: fail if at in ("probe", "read", "summary") else classmethod(fail)})
+
+
+@pytest.mark.parametrize("at", ["asked_for", "claims", "check", "probe", "read", "summary"])
+def test_a_kind_from_outside_that_fails_is_named(at: str, tiny_model: Any) -> None:
+    INPUT_KINDS.add("bytes", failing(at), "a package")
+    try:
+        with pytest.raises(SinkscopeError, match=r"^kind of input bytes: a package fails: no bytes today$"):
+            sinkscope.scan(tiny_model, data={"bytes": [b"some bytes", b"more bytes"]}, self_check=False)
+    finally:
+        INPUT_KINDS.remove("bytes")
+
+
 @pytest.mark.usefixtures("bytes_kind")
 def test_a_kind_from_outside_is_scanned(tiny_model: Any) -> None:
     given = [b"some bytes", b"more bytes", b"left aside"]

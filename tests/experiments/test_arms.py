@@ -1202,6 +1202,40 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
         read_arm("packaged:none")
 
 
+class Failing(ScaledValues):
+    """Fails at one of its steps."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(1.0)
+        self.at = at
+
+    def ready(self, setting: Any) -> Any:
+        return self._fail("ready") or self
+
+    def tried(self, setting: Any) -> Any:
+        return self._fail("tried") or self
+
+    def prepared(self, setting: Any) -> Any:
+        return self._fail("prepared") or self
+
+    def applied(self, forward: Any) -> Any:
+        self._fail("applied")
+        forward.changes.append(lambda site, call: self._fail("in the pass") or call)
+        return super().applied(forward)
+
+    def _fail(self, at: str) -> None:
+        if at == self.at:
+            raise KeyError("factor")
+
+
+@pytest.mark.parametrize("at", ["ready", "tried", "prepared", "applied", "in the pass"])
+def test_an_arm_of_another_package_that_fails_is_named(at: str, tiny_model: Any, tokenizer: Any) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer, "num_sequences": 2, "seq_len": 24}
+    with pytest.raises(sinkscope.SinkscopeError) as refused:
+        sinkscope.arms(tiny_model, [Failing(at)], **options)
+    assert str(refused.value) == f"--arm scaled:1: {__name__} fails: 'factor' is missing"
+
+
 # The experiment and the commands
 
 

@@ -6,6 +6,8 @@ The engine asks the kinds in order and knows none of them by name. A package add
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from inspect import isabstract
 
 from sinkscope.checkpoints import Checkpoint
@@ -14,7 +16,7 @@ from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.lookup import Lookup
 from sinkscope.runs.request import Request
 
-__all__ = ["INPUT_KINDS", "InputKind", "Reading", "check_asked", "claim", "kind_asked_for"]
+__all__ = ["INPUT_KINDS", "InputKind", "Reading", "blaming", "check_asked", "claim", "kind_asked_for"]
 
 
 def _lacks(name: str, kind: object) -> str | None:
@@ -40,21 +42,35 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
 """The first that claims a request answers it; the last two leave none unclaimed. Kinds from outside are asked first."""
 
 
-def _in_order() -> list[type[InputKind]]:
-    return [INPUT_KINDS[name] for name in sorted(INPUT_KINDS, key=INPUT_KINDS.ships)]
+def _first(claims: Callable[[type[InputKind]], bool]) -> type[InputKind]:
+    for name in sorted(INPUT_KINDS, key=INPUT_KINDS.ships):
+        kind = INPUT_KINDS[name]
+        with INPUT_KINDS.blaming(name):
+            if claims(kind):
+                return kind
+    raise AssertionError("the last kinds leave no request unclaimed")
 
 
 def kind_asked_for(request: Request) -> type[InputKind]:
     """The kind that the request alone asks for; a model may claim another."""
-    return next(kind for kind in _in_order() if kind.asked_for(request))
+    return _first(lambda kind: kind.asked_for(request))
 
 
 def check_asked(request: Request) -> None:
     """Raises SinkscopeError for a request that no model can read; called before a model is loaded."""
-    kind_asked_for(request).check(request)
+    kind = kind_asked_for(request)
+    with blaming(kind):
+        kind.check(request)
 
 
 def claim(request: Request, checkpoint: Checkpoint, forward: Forward) -> InputKind:
     """Creates the kind that reads a request for a model. Raises SinkscopeError where the model cannot read it."""
-    kind = next(kind for kind in _in_order() if kind.claims(request, checkpoint, forward))
-    return kind(request, checkpoint, forward)
+    kind = _first(lambda kind: kind.claims(request, checkpoint, forward))
+    with blaming(kind):
+        return kind(request, checkpoint, forward)
+
+
+def blaming(kind: type[InputKind]) -> AbstractContextManager[None]:
+    """Within the block, another package's kind that fails is named, with its package (`Lookup.blaming`)."""
+    name = next((name for name in INPUT_KINDS if INPUT_KINDS[name] is kind), None)
+    return nullcontext() if name is None else INPUT_KINDS.blaming(name)

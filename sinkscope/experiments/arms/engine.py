@@ -21,6 +21,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
 from sinkscope.experiments.arms.changes import watched
 from sinkscope.experiments.arms.finished import Finished
+from sinkscope.experiments.arms.outside import blaming
 from sinkscope.experiments.arms.readings import Cosines, Reference, SinkCount, batch_size, layers_of
 from sinkscope.experiments.arms.replay import Kept, Layers, kept_starts
 from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers
@@ -238,7 +239,7 @@ def _measured(
 def run(forward: Pass, arm: Arm, sinks: SinkCount, around: AbstractContextManager[Any] | None = None) -> Tensor:
     """The next-token logits under an arm, [sequence, T, vocabulary]; `sinks` gets its attention sums. `around`: what
     else is in force."""
-    with torch.no_grad(), watched(forward, sinks), arm.applied(forward), around or nullcontext():
+    with torch.no_grad(), watched(forward, sinks), blaming(arm), arm.applied(forward), around or nullcontext():
         logits: Tensor = Forward(forward.setting.model)(forward.ids).logits
     return logits
 

@@ -27,6 +27,7 @@ from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.outside import blaming
 from sinkscope.experiments.arms.text import SEQUENCES, Text, check_numbers
 from sinkscope.inputs import Corpus, read_corpus, token_rules
 from sinkscope.inputs.handed import TokenRows, loss_data
@@ -328,7 +329,8 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
     """
 
     def applicable(arm: Arm) -> Arm:
-        return arm if only_counted and arm.reads_tokens else arm.ready(setting)
+        with blaming(arm):
+            return arm if only_counted and arm.reads_tokens else arm.ready(setting)
 
     ready: dict[str, Arm] = {}
     given: dict[str, Arm] = {}
@@ -347,8 +349,8 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
     if UNABLATED in ready:
         raise SinkscopeError(f"--arm {UNABLATED}: the unablated model is always measured")
     if not only_counted:
-        ready = {name: arm.tried(setting) for name, arm in ready.items()}
-    ready = {name: arm.foreseen() if only_counted else arm.prepared(setting) for name, arm in ready.items()}
+        ready = {name: _tried(arm, setting) for name, arm in ready.items()}
+    ready = {name: _prepared(arm, setting, only_counted) for name, arm in ready.items()}
     controls: dict[str, str] = {}
     for name, arm in list(ready.items()):
         control = arm.control()
@@ -356,7 +358,8 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
             continue
         if control.name not in ready:
             try:
-                ready[control.name] = control.ready(setting)
+                with blaming(control):
+                    ready[control.name] = control.ready(setting)
             except SinkscopeError as error:
                 missing.append(_missing(arm, "its random control ", control, error))
                 continue
@@ -379,6 +382,16 @@ def _take_name(given: dict[str, Arm], arm: Arm) -> None:
 
 def _two_arms(arm: Arm) -> SinkscopeError:
     return SinkscopeError(f"--arm {arm.name}: two different arms have this name; give one of them another")
+
+
+def _tried(arm: Arm, setting: Setting) -> Arm:
+    with blaming(arm):
+        return arm.tried(setting)
+
+
+def _prepared(arm: Arm, setting: Setting, only_counted: bool) -> Arm:
+    with blaming(arm):
+        return arm.foreseen() if only_counted else arm.prepared(setting)
 
 
 def _missing(arm: Arm, what: str, other: Arm, error: SinkscopeError) -> str:

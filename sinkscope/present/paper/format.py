@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError
 from sinkscope.lookup import Lookup, of_that_name
 
 if TYPE_CHECKING:
@@ -46,15 +46,10 @@ class Format:
     def written(self, table: PaperTable) -> str | bytes:
         """What `write` makes of the table. Raises SinkscopeError where another package's fails, or makes no text or
         bytes."""
-        owner = " and ".join(FORMATS.owners(self.name))
-        try:
+        with FORMATS.blaming(self.name):
             content = self.write(table)
-        except Exception as error:
-            if isinstance(error, SinkscopeError) or FORMATS.ships(self.name):
-                raise
-            raise SinkscopeError(f"--format {self.name}: {owner} fails: {first_line(error)}") from error
         if not isinstance(content, bytes if self.binary else str):
-            kind = "bytes" if self.binary else "str"
+            kind, owner = "bytes" if self.binary else "str", " and ".join(FORMATS.owners(self.name))
             raise SinkscopeError(f"--format {self.name}: {owner} returns {type(content).__name__}, not {kind}")
         return content
 
