@@ -152,7 +152,18 @@ def holds_codes(projection: nn.Module) -> bool:
     """Whether a layer or one inside it is quantised: it holds codes beside numbers, or tensors of a kind of its own, or
     a note that compressed-tensors turned its codes into plain weights: it may still round what it reads."""
     plain = all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
-    return not plain or any(getattr(layer, UNPACKED, None) is not None for layer in projection.modules())
+    noted = any(getattr(layer, UNPACKED, None) is not None for layer in projection.modules())
+    return noted or not plain or _packed(projection)
+
+
+def _packed(module: nn.Module) -> bool:
+    """Whether the layer is one of torch's own quantised ones (`quantize_dynamic`), whose codes are no tensor."""
+    return type(module).__module__.startswith("torch.ao.nn.quantized")
+
+
+def _rounds_weight(module: nn.Module) -> bool:
+    """Whether the layer rounds a plain weight in each pass, as one of optimum-quanto that is not frozen yet."""
+    return getattr(module, "weight_qtype", None) is not None
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -175,8 +186,11 @@ def quantiser(model: nn.Module) -> str | None:
     """
     for module in model.modules():
         weight = local_part(getattr(module, "weight", None))
-        if not is_linear(module) or (isinstance(weight, Tensor) and _plain(weight)):
+        plain = isinstance(weight, Tensor) and _plain(weight) and not _rounds_weight(module)
+        if not is_linear(module) or plain:
             continue
+        if _packed(module):
+            return "torch.ao"
         for kind in (type(weight), type(module)):
             package, *inner = kind.__module__.split(".")
             if package not in ("torch", "builtins"):

@@ -160,6 +160,47 @@ def test_a_plain_weight_is_not_quantised() -> None:
     assert quantiser(model) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_model_object_that_torch_quantised_names_it() -> None:
+    """torch keeps the codes of such a layer outside of parameters and buffers."""
+    model = make_model().eval()
+    coded = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8).eval()
+    run, plain = measured(coded), measured(make_model())
+    assert run.manifest.model.quantization == "torch.ao"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
+    for column in ("rank_w", "rank_qk"):
+        np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.05)
+
+
+class Rounding(nn.Linear):
+    """As a layer of optimum-quanto before `freeze`: a plain weight, and the type that it is rounded to in each pass."""
+
+    weight_qtype = "qint8"
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight.abs().max() / 127
+        return nn.functional.linear(x, (self.weight / scale).round() * scale)
+
+
+def test_a_weight_that_is_rounded_in_each_pass_is_quantised() -> None:
+    model = make_model().eval()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.__class__ = Rounding
+    assert measured(model).manifest.model.quantization == __name__.partition(".")[0]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_model_object_that_quanto_quantised_names_it(frozen: bool) -> None:
+    quanto = library("optimum.quanto")
+    model = make_model().eval()
+    quanto.quantize(model, weights=quanto.qint8)
+    if frozen:
+        quanto.freeze(model)
+    run, plain = measured(model.eval()), measured(make_model())
+    assert run.manifest.model.quantization == "quanto"
+    assert run.manifest.model.parameters == plain.manifest.model.parameters
+
+
 def test_a_model_object_that_torchao_quantised_names_it() -> None:
     coding = library("torchao.quantization")
     model = make_model().eval()
