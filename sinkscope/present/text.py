@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
     from sinkscope.runs.schema.manifest import FirstToken
+    from sinkscope.runs.schema.stream import StreamSummary
 
 
 def printable(text: str) -> str:
@@ -106,13 +107,24 @@ DOMAINS = 4
 
 def _named(run: Run, first: FirstToken) -> str:
     if run.manifest.model.tokenizer is not None or first.is_bos is not None:
-        return f"'{first.text}' (id {first.id})"
+        return f"'{token_text(str(first.text))}' (id {first.id})"
     return f"id {first.id}" if first.text == str(first.id) else str(first.text)
 
 
 def token_text(token: str) -> str:
     """A token as text, safe to print: without the signs by which vocabularies write a space and a line break."""
     return printable(token.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n"))
+
+
+def token_cell(token: str) -> str:
+    """A token in a cell of a table: as text, in quotes where it begins or ends with a blank."""
+    text = token_text(token)
+    return text if text == text.strip() else f"\u2018{text}\u2019"
+
+
+def sentences(summary: StreamSummary) -> list[str]:
+    """The answers of one stream, with their tokens as text."""
+    return [token_text(line) for line in summary.in_words]
 
 
 def markdown_cell(text: str) -> str:
@@ -126,9 +138,9 @@ def answers(run: Run) -> list[tuple[str, list[str]]]:
     different kinds of text answers nothing."""
     summary = run.summary
     if not summary.domains:
-        return [(stream, of_stream.in_words) for stream, of_stream in summary.streams.items()]
+        return [(stream, sentences(of_stream)) for stream, of_stream in summary.streams.items()]
     return [
-        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", of_stream.in_words)
+        (domain if len(entry.streams) == 1 else f"{domain}, {stream}", sentences(of_stream))
         for domain, entry in summary.domains.items()
         for stream, of_stream in entry.streams.items()
     ]

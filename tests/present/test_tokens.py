@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.card import markdown_block
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
+from sinkscope.present.text import answers
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken
 from sinkscope.runs.selections import selected_tokens
 from sinkscope.runs.words import beyond_words
@@ -89,6 +92,13 @@ def test_the_sentences_of_the_report_show_tokens_as_text() -> None:
     assert "' the' (2 of 4 occurrences, in 3 heads), ' <b>' (2 of 4, in 3 heads), '\\n' (2 of 4, in 3 heads)" in page
     assert "\u0120the (" not in page
     assert "<b>" not in render_report([run])
+    for shown in (render_run(run), markdown_block(run), repr(answers(run))):
+        assert "' the' (2 of" in " ".join(shown.split())
+        assert "\u0120" not in shown
+    run.tokens = with_tokens({"token": "\u0120the"}).tokens
+    assert "\n\u2018 the\u2019" in render_run(run)
+    run.summary.first_token = FirstToken(id=5, text="\u2581the", distinct=1, is_bos=False)
+    assert "first token: ' the' (id 5)" in render_run(run)
 
 
 def test_a_token_of_two_regions_is_named_with_them() -> None:

@@ -8,7 +8,7 @@ from sinkscope.present.colors import DIVERGING
 from sinkscope.present.html.page import render_page
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart
 from sinkscope.present.numbers import MISSING, probability, signed, significant
-from sinkscope.present.text import shortened
+from sinkscope.present.text import shortened, token_text
 from sinkscope.present.verdict import allowed_by, by_size, headline, times_allowed, where
 from sinkscope.runs.per_sequence import tokens_of
 from sinkscope.runs.words import sequences_of_tokens
@@ -148,7 +148,8 @@ def _facts(*runs: BaselineFile | Manifest) -> list[tuple[str, str, str]]:
             "weights SHA-256": model.weights_sha256 or MISSING, "computed in": f"{model.dtype} on {model.device}",
             "data": "; ".join(f"{data.domain}: {sequences_of_tokens(data.sequences, tokens_of(data))}"
                               for data in run.data),
-            "first token": "differs between sequences" if first.id is None else f"{first.text} (id {first.id})",
+            "first token": "differs between sequences" if first.id is None
+            else f"{token_text(str(first.text))} (id {first.id})",
             "made by": f"sinkscope {run.sinkscope}",
         })  # fmt: skip
     return [(name, facts[0][name], facts[1][name]) for name in facts[0]]

@@ -11,6 +11,7 @@ import pandas as pd
 
 from sinkscope.present.colors import CIVIDIS
 from sinkscope.present.numbers import rounded
+from sinkscope.present.text import token_cell
 from sinkscope.runs.catalogue import find_column, map_scores
 from sinkscope.runs.per_sequence import unit_in
 from sinkscope.runs.questions import QUESTIONS
@@ -116,7 +117,8 @@ def _tokens(run: Run, keys: list[str]) -> list[dict[str, str]]:
     texts = []
     for rows in groups:
         tokens = rows[["position", "token"]].drop_duplicates("position").dropna()
-        texts.append({str(place): str(token) for place, token in zip(tokens["position"], tokens["token"], strict=True)})
+        pairs = zip(tokens["position"], tokens["token"], strict=True)
+        texts.append({str(place): token_cell(str(token)) for place, token in pairs})
     return texts
 
 

@@ -13,7 +13,7 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_text
+from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_cell
 from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
 from sinkscope.runs.words import dormant_count, first_mass
@@ -121,7 +121,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "index": index,
         "name": f"{model.shown.rstrip('/').rpartition('/')[2]}{model_labels(runs)[index].removeprefix(model.shown)}",
         "facts": facts,
-        "words": [(name, [_as_text(run, line) for line in lines]) for name, lines in answers(run)],
+        "words": answers(run),
         "warnings": summary.warnings,
         "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense, runs),
@@ -235,22 +235,11 @@ def token_tables(run: Run) -> list[dict[str, Any]]:
     return tables
 
 
-def _as_text(run: Run, line: str) -> str:
-    """The sentence with its tokens as text, as the tables of tokens show them; their spelling stands there on hover."""
-    summary = run.summary
-    for streams in (summary.streams, *(domain.streams for domain in (summary.domains or {}).values())):
-        for beyond in (stream.sinks_beyond_first for stream in streams.values()):
-            for token in [] if beyond is None else beyond.tokens:
-                if token.token is not None:
-                    line = line.replace(f"{token.token!r} (", f"'{token_text(token.token)}' (")
-    return line
-
-
 def _token(row: dict[Any, Any]) -> dict[str, str]:
     raw = MISSING if is_missing(row["token"]) else printable(str(row["token"]))
-    text = raw if is_missing(row["token"]) else token_text(str(row["token"]))
+    text = raw if is_missing(row["token"]) else token_cell(str(row["token"]))
     return {
-        "token": shortened(text if text == text.strip() else f"\u2018{text}\u2019", WIDEST), "raw": raw,
+        "token": shortened(text, WIDEST), "raw": raw,
         "region": str(row["region"]), "place": "first" if row["first"] else "later",
         "sinks": f"{row['sinks']} of {row['occurrences']}", "rate": fixed(row["rate"], 3),
         "heads": MISSING if is_missing(row["heads"]) else str(row["heads"]),

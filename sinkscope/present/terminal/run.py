@@ -34,7 +34,7 @@ from sinkscope.present.terminal.table import (
     shades,
     table,
 )
-from sinkscope.present.text import first_token, next_command, printable
+from sinkscope.present.text import first_token, next_command, printable, sentences, token_text
 from sinkscope.runs.per_sequence import counted, not_shares, queries_of, sequences_of, spread, tells_sinks
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import dormant_count, first_mass, says_nothing
@@ -120,15 +120,15 @@ def _title(run: Run) -> Text:
 
 def _answers(summary: StreamSummary) -> Text:
     text = Text()
-    for place, sentence in enumerate(summary.in_words):
-        text.append(f"{printable(sentence)}\n", style="bold" if place == 0 else "")
+    for place, sentence in enumerate(sentences(summary)):
+        text.append(f"{sentence}\n", style="bold" if place == 0 else "")
     return text
 
 
 def _across_domains(summary: StreamSummary) -> list[Text]:
     """What measurements say about all domains together: each domain's own answer cannot."""
-    sentences = [str(measured["in_words"]) for measured in summary.measured.values() if "in_words" in measured]
-    return [Text(printable(sentence), style="bold") for sentence in sentences]
+    told = [str(measured["in_words"]) for measured in summary.measured.values() if "in_words" in measured]
+    return [Text(token_text(sentence), style="bold") for sentence in told]
 
 
 def _rates(run: Run, stream: str, tokens: str) -> Table:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
 from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
-from sinkscope.present.text import WIDTH, printable, shortened, wrapped
+from sinkscope.present.text import WIDTH, printable, sentences, shortened, token_cell, token_text, wrapped
 from sinkscope.runs.per_sequence import tells_sinks
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
@@ -38,7 +38,7 @@ def domain_answers(run: Run, stream: str) -> list[RenderableType]:
     for domain, entry in run.summary.domains.items():
         if stream in entry.streams:
             text.append(f"{printable(domain)}: ", style="bold")
-            text.append(f"{printable(_answer(entry.streams[stream], run.summary.epsilon))}\n", style="not bold")
+            text.append(f"{_answer(entry.streams[stream], run.summary.epsilon)}\n", style="not bold")
     return [text]
 
 
@@ -46,10 +46,10 @@ def _answer(summary: StreamSummary, epsilon: float) -> str:
     """The first sentence, and the one on sinks beyond the first token where there are any: `No sink at the first token`
     alone would read as if there were none at all."""
     beyond = summary.sinks_beyond_first
-    first = summary.in_words[0]
+    first = sentences(summary)[0]
     if beyond is None or not beyond.tokens or says_nothing(summary.uniform_alpha_0.T, epsilon):
         return first
-    return f"{first} {beyond_words(beyond, epsilon)}"
+    return f"{first} {token_text(beyond_words(beyond, epsilon))}"
 
 
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
@@ -204,10 +204,10 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
         return []
     headers = ("token", "region", "place", "sinks", "of", "rate", "heads", "layers", "alpha_k", "share")
     rows = [
-        (shortened("-" if is_missing(row["token"]) else printable(str(row["token"])), WIDEST), printable(row["region"]),
-         "first" if row["first"] else "later", str(row["sinks"]), str(row["occurrences"]), fixed(row["rate"], 3),
-         str(row["heads"]), f"{row['first_layer']}-{row['last_layer']}", fixed(row["mean_alpha"], 3),
-         fixed(row["sink_share"], 3))
+        (shortened("-" if is_missing(row["token"]) else token_cell(str(row["token"])), WIDEST),
+         printable(row["region"]), "first" if row["first"] else "later", str(row["sinks"]), str(row["occurrences"]),
+         fixed(row["rate"], 3), str(row["heads"]), f"{row['first_layer']}-{row['last_layer']}",
+         fixed(row["mean_alpha"], 3), fixed(row["sink_share"], 3))
         for row in tokens.head(TOKENS_SHOWN).to_dict("records")
     ]  # fmt: skip
     where = f" on {printable(domain)}" if domain else ""
