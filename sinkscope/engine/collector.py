@@ -14,7 +14,7 @@ from sinkscope.capture.precision import as_float64, as_widest
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import TokenData
 from sinkscope.metrics import stretches
-from sinkscope.metrics.quantities import POSITIONS, STRETCHED, QuantitySet, quantity_set
+from sinkscope.metrics.quantities import POSITIONS, STRETCHED, UNSEEN, QuantitySet, quantity_set
 from sinkscope.metrics.registry import Metric
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve
 from sinkscope.metrics.stretches import over_sequences
@@ -115,7 +115,8 @@ def check_lengths(asked: tuple[int, ...] | None, tokens: Sequence[TokenData]) ->
 
 def _to_cpu(part: Part, quantities: QuantitySet) -> Part:
     dims = {quantity.name: quantity.dims for quantity in quantities.quantities}
-    return replace(part, values={name: _over_batch(dims[name], value).cpu() for name, value in part.values.items()})
+    values = {name: value.nan_to_num(0.0) if name in UNSEEN else value for name, value in part.values.items()}
+    return replace(part, values={name: _over_batch(dims[name], value).cpu() for name, value in values.items()})
 
 
 def _over_batch(dims: tuple[str, ...], values: Tensor) -> Tensor:

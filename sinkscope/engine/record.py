@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from sinkscope.engine.collector import Part, Parts, prefixes
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import STRETCHED, Quantity, QuantitySet
+from sinkscope.metrics.quantities import STRETCHED, UNSEEN, Quantity, QuantitySet
 from sinkscope.metrics.stretches import joined
 from sinkscope.tables.values import SiteValues
 
@@ -90,7 +90,8 @@ class BatchRecord:
 
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
         joined = {quantity.name: _join(quantity, parts) for quantity in self._quantities.quantities}
-        joined |= {name: total.result() for (total_site, name), total in self._totals.items() if total_site == site}
+        totals = {name: total for (total_site, name), total in self._totals.items() if total_site == site}
+        joined |= {name: total.result(totals.get(UNSEEN.get(name, ""))) for name, total in totals.items()}
         return SiteValues(
             quantities=self._quantities,
             arrays={name: array for name, array in joined.items() if array is not None},
@@ -152,8 +153,8 @@ class Total(Protocol):
     def add(self, values: Tensor, count: int) -> None:
         """Adds what a batch kept of its `count` sequences, [1, ...]."""
 
-    def result(self) -> np.ndarray:
-        """What a run holds of all sequences so far."""
+    def result(self, unseen: Total | None = None) -> np.ndarray:
+        """What a run holds of all sequences so far. `unseen`: in how many of them there is no value (UNSEEN)."""
 
 
 def new_total(quantity: Quantity) -> Total | None:
@@ -179,11 +180,14 @@ class PlaceTotals:
         self._sum[..., :size] += added
         self._number[:size] += count
 
-    def result(self) -> np.ndarray:
-        """The mean at each position, over the sequences that reach it."""
-        if bool((self._number == 1).all()):
+    def result(self, unseen: Total | None = None) -> np.ndarray:
+        """The mean at each position, over the sequences that reach it and have a value there."""
+        number = self._number.to(self._sum.dtype)
+        if isinstance(unseen, PlaceTotals):
+            number = number - pad(unseen._sum, (0, len(number) - unseen._sum.shape[-1]))
+        elif bool((number == 1).all()):
             return self._sum.numpy()  # not copied: of one long sequence, this is most of what a scan holds
-        return (self._sum / self._number.to(self._sum.dtype)).numpy()
+        return (self._sum / number).numpy()
 
 
 class Stretches:
@@ -195,7 +199,7 @@ class Stretches:
     def add(self, values: Tensor, count: int) -> None:
         self._parts = joined(self._parts, values) if len(self._parts) else values
 
-    def result(self) -> np.ndarray:
+    def result(self, unseen: Total | None = None) -> np.ndarray:
         """`stretches.PARTS` of each stretch, [head, stretch, 4]."""
         return self._parts[0].numpy()
 

@@ -18,7 +18,7 @@ from sinkscope.capture.output_projection import output_projection
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.shards import Shard
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.quantities import EVENT_FIELDS, QuantitySet
+from sinkscope.metrics.quantities import EVENT_FIELDS, UNSEEN, QuantitySet
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class HeadShards:
 def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
     """Joins the parts of one layer: quantities with a `head` axis along that axis, the events of heads from all parts,
     the others from the first part."""
+    parts = [_with_unseen(part, parts) for part in parts]
     values = dict(parts[0].values)
     for quantity in quantities.quantities:
         if quantity.of_events and quantity.name in values:
@@ -68,6 +69,17 @@ def _joined(parts: Sequence[Part], quantities: QuantitySet) -> Part:
                 [part.values[quantity.name] for part in parts], quantity.dims.index("head")
             )
     return replace(parts[0], values=values)
+
+
+def _with_unseen(part: Part, parts: Sequence[Part]) -> Part:
+    """The part, with zeros in place of a quantity of UNSEEN that it lacks and another part has: its own heads see every
+    key."""
+    values = {
+        unseen: torch.zeros_like(part.values[name])
+        for name, unseen in UNSEEN.items()
+        if unseen not in part.values and any(unseen in other.values for other in parts)
+    }
+    return replace(part, values=part.values | values)
 
 
 def _joined_events(name: str, parts: Sequence[Part]) -> Tensor:

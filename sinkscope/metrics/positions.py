@@ -23,14 +23,15 @@ HeadValues = Float[Tensor, "batch head"]
 
 @quantity("sequence", "head", "key", unit="probability", range="[0, 1]", source=mass.GU)
 def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
-    """alpha_k of the key k at the position. Empty for a key that no query may see, in some sequence that reaches it."""
+    """alpha_k of the key k at the position, mean over the sequences in which some query may see it. Empty where there
+    is no such sequence."""
     return mass.alpha(view)
 
 
 @quantity("sequence", "head", "early", unit="probability", range="[0, 1]", source=mass.GU, column="alpha_t64")
 def early_alpha(view: LayerView) -> Float[Tensor, "batch head early"]:
-    """alpha_k of the key k at the position, k < 64, over the first 64 queries only. Empty where T < 64, and for a key
-    that none of these queries may see, in some sequence."""
+    """alpha_k of the key k at the position, k < 64, over the first 64 queries only, mean over the sequences in which
+    some of them may see it. Empty where T < 64, and where there is no such sequence."""
     columns = need(view.attention.early_columns)
     assert view.attention.early_seen_by is not None
     return mass.received(columns, view.attention.early_seen_by)
@@ -92,6 +93,28 @@ def ranked_keys(view: LayerView) -> Stretches:
 def counted_keys(view: LayerView) -> Stretches:
     """The stretches of keys with n_k >= max(16, n_max/16), which can be a sink of sinks.parquet."""
     return _stretches(view, counted(view.attention.seen_by))
+
+
+@quantity("sequence", "head", "key", unit="-", range="-", internal=True)
+def unseen_keys(view: LayerView) -> Float[Tensor, "batch head key"]:
+    """1 for a key that no query may see, else 0. Missing where every key is seen, as under an order or a window: only
+    attention that picks its keys leaves some out."""
+    return _unseen(view, view.attention.seen_by)
+
+
+@quantity("sequence", "head", "early", unit="-", range="-", internal=True)
+def early_unseen_keys(view: LayerView) -> Float[Tensor, "batch head early"]:
+    """The same among the first 64 queries, for as many keys."""
+    need(view.attention.early_columns)
+    assert view.attention.early_seen_by is not None
+    return _unseen(view, view.attention.early_seen_by)
+
+
+def _unseen(view: LayerView, seen_by: Tensor) -> Tensor:
+    none = seen_by == 0
+    if not bool(none.any()):
+        raise Missing
+    return as_widest(none).expand(view.batch, view.heads, -1)
 
 
 @quantity("sequence", "coordinate", "key", unit="-", range="-", internal=True)

@@ -43,6 +43,10 @@ STRETCHED = ("sequence", "head", "stretch", "coordinate")
 WHOLE = ("alpha",)
 """Columns of positions.parquet that are kept at every position all the same: heads.csv and the summary read them."""
 
+UNSEEN = {"alpha": "unseen_keys", "early_alpha": "early_unseen_keys"}
+"""Quantities by key that are NaN in a sequence in which no query may see the key, and the quantity that is 1 there.
+Their mean at a position is over the other sequences."""
+
 EVENT = ("event", "field")
 """The axes of a quantity whose values are events."""
 

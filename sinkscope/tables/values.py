@@ -65,8 +65,13 @@ class SiteValues:
 
     @property
     def alpha(self) -> np.ndarray:
-        """[H, K]: mean over sequences of alpha_k."""
-        return self.arrays["alpha"]
+        """[H, K]: mean over sequences of alpha_k; NaN where no query may see the key in one of them."""
+        unseen = self.arrays.get("unseen_keys")
+        if unseen is None:
+            return self.arrays["alpha"]
+        alpha = self.arrays["alpha"].copy()
+        alpha[:, : unseen.shape[1]][unseen > 0] = np.nan
+        return alpha
 
     @property
     def ranked(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from sinkscope.capture import LayerView, Missing
 from sinkscope.engine.collector import Part
 from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard
-from sinkscope.engine.tensor_parallel import HeadShards
+from sinkscope.engine.tensor_parallel import HeadShards, _joined
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics import METRICS, quantities
 from sinkscope.metrics.quantities import QUANTITIES, Quantity, quantity, quantity_set
@@ -327,3 +327,17 @@ def test_a_sampled_metric_of_a_user_s_own(batch_size: int) -> None:
     np.testing.assert_allclose(rows.loc[first, "sampled"], rows.loc[first, "spread_out"], rtol=1e-6)
     assert rows.loc[~first, "sampled"].isna().all()
     assert rows["spread_out"].notna().all()
+
+
+def test_heads_that_see_every_key_join_heads_that_do_not() -> None:
+    """Under --tp a process may hold the heads that leave no key out."""
+    alpha = torch.rand(1, 2, 5)
+    some = torch.tensor([[[0.0, 1, 0, 0, 2]] * 2])
+    whole, picking = (
+        Part(2, True, 5, 5, {"heads": torch.zeros(2, 2, 1), "alpha": alpha} | more)
+        for more in ({}, {"unseen_keys": some})
+    )
+    for parts in ((whole, picking), (picking, whole)):
+        found = _joined(parts, quantity_set()).values["unseen_keys"]
+        assert found.shape == (1, 4, 5)
+        assert found.sum() == some.sum()

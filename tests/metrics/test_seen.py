@@ -222,6 +222,20 @@ def test_chunks_padding_and_windows_both_ways(family: str, sizes: dict[str, Any]
     assert (run.tokens["sinks"] <= run.tokens["occurrences"]).all()
 
 
+def test_alpha_at_a_position_is_a_mean_over_the_sequences_in_which_a_query_sees_the_key() -> None:
+    """DeepSeek-V3.2 picks other keys in each sequence. Those that it picks in none have no alpha_k."""
+    model, ids = tiny_model(AutoModelForCausalLM, "deepseek_v32"), random_ids(3, 96)
+    alone = [sinkscope.scan(model, data=ids[row : row + 1], self_check=False).positions for row in range(3)]
+    for size in (1, 2, 3):
+        run = sinkscope.scan(model, data=ids, self_check=False, batch_size=size)
+        for column in ("alpha", "alpha_t64"):
+            values = np.array([each[column].to_numpy() for each in alone])
+            seen = ~np.isnan(values)
+            assert (seen.any(0) & ~seen.all(0)).any() or column == "alpha_t64"
+            expected = np.where(seen.any(0), np.nansum(values, 0) / seen.sum(0).clip(1), np.nan)
+            np.testing.assert_allclose(run.positions[column].to_numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_key_that_no_query_of_some_sequence_sees_is_no_peak() -> None:
     """DeepSeek-V3.2 picks keys for each query: it has no alpha_k in a sequence whose queries all leave key k out."""
     model, ids = tiny_model(AutoModelForCausalLM, "deepseek_v32"), random_ids(3, 96)

@@ -19,7 +19,7 @@ from sinkscope.capture.sites import Site
 from sinkscope.engine.collector import prefixes
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.metrics import stretches
-from sinkscope.metrics.quantities import STRETCHED, WHOLE, Quantity, QuantitySet
+from sinkscope.metrics.quantities import STRETCHED, UNSEEN, WHOLE, Quantity, QuantitySet
 from sinkscope.runs.forecast import Time
 
 BLOCK_COPIES = 4
@@ -119,7 +119,8 @@ def kept_bytes(quantities: QuantitySet, sites: list[Site], sequences: int, lengt
 def _kept(
     each: Quantity, quantities: QuantitySet, site: Site, sequences: int, length: int, width: int, curve: int
 ) -> int:
-    if each.dims[0] in ("event", "element") or each.dims[-1] == "element" or (each.name == "first_unit" and not width):
+    rare = each.dims[0] in ("event", "element") or each.dims[-1] == "element" or each.name in UNSEEN.values()
+    if rare or (each.name == "first_unit" and not width):
         return 0
     long = min(length, stretches.EVERY) if each.long and each.name not in WHOLE else length
     if each.dims == STRETCHED:
