@@ -209,6 +209,12 @@ def test_two_runs_have_one_scale() -> None:
     assert columns[0] == columns[1]
 
 
+def test_each_further_answer_is_a_paragraph() -> None:
+    run = scanned()
+    run.summary.streams["text"].in_words[:] = ["No sink.", "No massive activation.", "Dormant: none."]
+    assert "<p>No massive activation.</p>\n<p>Dormant: none.</p>" in render_report([run])
+
+
 def charts_of(runs: list[Any]) -> list[str]:
     return re.findall(r'<svg class="chart".*?</svg>', render_report(runs), re.DOTALL)
 
