@@ -51,6 +51,7 @@ def main() -> None:
             loss.backward()
             optimiser.step()
     run = seen.run()
+    print("bos_mass, the mean attention of a head on the first token, as the model trains:")
     print(run.heads.pivot_table("bos_mass", ["layer", "head"], "domain", sort=False).round(3).to_string())
 
 

@@ -17,7 +17,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nano_gpt.py"
 @pytest.mark.slow
 def test_it_prints_a_column_for_each_step_that_it_watched(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    head, *rows = capsys.readouterr().out.splitlines()
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("bos_mass, ")
     assert head.split() == ["domain", "step", "0", "step", "20", "step", "40"]
     assert len(rows) == 1 + 3 * 4
 

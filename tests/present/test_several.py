@@ -481,6 +481,7 @@ def test_what_is_not_drawn_is_told_with_its_reason() -> None:
     assert "## Figure 12: lampert-12-ranks.pdf\n\nRanks.\n" in page
     assert "## Figure 3\n\nNot drawn: the run has no table smoothing.\n" in page
     assert "## Figure 2, right\n\nNot drawn: " in page
+    assert page.index("## Figure 7") < page.index("## Figures 8, 9, 10") < page.index("## Figure 11")
     assert "## Figure E.3, sink+copy\n\nNot drawn: " in page
 
 

@@ -32,8 +32,10 @@ class Planned:
     @property
     def heading(self) -> str:
         """What it is called above its caption."""
-        told = f"Figure {self.numbers}{f', {self.side}' if self.side else ''}" if self.numbers else "Beside the paper"
-        return f"{told}, {self.pick}" if "+" in self.pick else told
+        if not self.numbers:
+            return "Beside the paper"
+        side, pick = f", {self.side}" if self.side else "", f", {self.pick}" if "+" in self.pick else ""
+        return f"Figure{'s' if ',' in self.numbers else ''} {self.numbers}{side}{pick}"
 
 
 PLAN = (
@@ -62,14 +64,14 @@ PLAN = (
         "diagonal. Ours is of queries and keys alone, as bounds for the heads of a trained model.",
     ),
     Planned(
-        "8, 9, 10", "smoothing",
-        "By their captions each head at a context of 512, coloured by the condition: so is ours, at the run's "
-        "length. The denominator of figure 10: ours is the cosine under identity.",
-    ),
-    Planned(
         "7", "theory",
         "By its caption the absolute difference between empirical and theoretical; over what it is averaged, is not "
         "known.",
+    ),
+    Planned(
+        "8, 9, 10", "smoothing",
+        "By their captions each head at a context of 512, coloured by the condition: so is ours, at the run's "
+        "length. The denominator of figure 10: ours is the cosine under identity.",
     ),
     Planned(
         "11", "selected",
