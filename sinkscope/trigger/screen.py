@@ -57,23 +57,25 @@ def _span(low: float, high: float) -> str:
 
 
 LENGTH_NOTE = (
-    "error: largest absolute error; bos: mean of A[i,0] over rows i >= 1 without a trigger, min: its smallest row,\n"
-    "trigger: the trigger's row; share: Gu et al.'s proxy |A[i,0]| over the row's sum; pattern: by A, and by share."
+    "at: position of the trigger. error: largest absolute error. bos: mean of A[i,0] over rows i >= 1 without a "
+    "trigger; min: its smallest row; trigger's: A[i,0] of the trigger's row. share: mean of Gu et al.'s proxy, "
+    "|A[i,0]| over the row's sum. pattern: by A, and by share."
 )
 
 
 def render_lengths(table: pd.DataFrame, trained: int) -> str:
-    """One line per length, trigger's position and head."""
-    names = ["length", "trigger", "error", "layer", "head", "bos", "min", "trigger", "share", "pattern", "by share"]
+    """One line per length, trigger's position and head, and below them what the columns are."""
+    names = ["length", "at", "error", "head", "bos", "min", "trigger's", "share", "pattern", "by share"]
     rows = [
         [
-            str(row["length"]), str(row["trigger"]), significant(row["error"], 3), str(row["layer"]), str(row["head"]),
+            str(row["length"]), str(row["trigger"]), significant(row["error"], 3), f"{row['layer']}.{row['head']}",
             fixed(row["bos_mean"], 4), fixed(row["bos_min"], 4), fixed(row["bos_trigger"], 4),
             fixed(row["share_mean"], 4), row["pattern"], row["pattern_share"],
         ]
         for row in table.to_dict("records")
     ]  # fmt: skip
-    return "\n".join([f"trained at length {trained}", LENGTH_NOTE, "", *aligned([names, *rows], left=0)]) + "\n"
+    lines = [f"trained at length {trained}", "", *aligned([names, *rows], left=0), "", *wrapped(LENGTH_NOTE)]
+    return "\n".join([*lines, ""])
 
 
 def render_explicit(record: dict[str, Any], error: float, folder: Path) -> str:

@@ -414,9 +414,12 @@ def test_evaluate_and_scan_at_another_length() -> None:
     assert ours["length"] == "32"
     assert "length 3" in refused("scan", "example:trigger-softmax", "--length", "3")
     table = call("evaluate", "example:trigger-relu", "--num-sequences", "10")
-    assert [line.split()[0] for line in table.stdout.splitlines()[5:]] == [
+    assert [line.split()[0] for line in table.stdout.splitlines()[3:11]] == [
         str(length) for length in (16, 32, 64, 128) for _ in range(2)
     ]
+    names = table.stdout.splitlines()[2].split("  ")
+    assert len({*names} - {""}) == len([name for name in names if name]), "a name for each column"
+    assert max(map(len, table.stdout.splitlines())) <= 80
 
 
 # --- checkpoints ---
