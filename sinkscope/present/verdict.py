@@ -62,7 +62,8 @@ def headline(verdict: Verdict) -> str:
     rules = len(verdict.tallies)
     model, base = printable(verdict.model), printable(verdict.baseline_model)
     if verdict.passed:
-        return f"passed: {model} against {base}: {rules} rules, {places} comparisons, nothing moved too far"
+        counts = f"{rules} rule{'' if rules == 1 else 's'}, {places} comparisons"
+        return f"passed: {model} against {base}: {counts}, nothing moved too far"
     failed = sum(bool(tally.breaches) for tally in verdict.tallies)
     return (
         f"FAILED: {model} against {base}: {len(verdict.breaches)} of {places} comparisons moved too far "

@@ -65,6 +65,8 @@ def test_a_passed_check_has_no_breaches() -> None:
     assert "The sinks moved no farther than allowed" in page
     assert 'id="breaches"' not in page
     assert 'id="rules"' in page
+    one = page_of(scanned(), scanned(), Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.1)]))
+    assert ": 1 rule, " in one
 
 
 def test_a_value_that_is_missing_on_one_side_is_outlined() -> None:
