@@ -845,7 +845,7 @@ def test_what_the_grammar_refuses(text: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("family", "text", "error"),
     [
-        ("mistral", "window:8+1/full", "the model has no full layer"),
+        ("mistral", "window:8+1/full", "the model has no full layer; leave out /full (evict: --layers all)"),
         ("llama", "massive:zero", "give --run"), ("llama", "heads:honor:25%", "give --run"),
         ("llama", "dynamic:honor:25%", "give --run"), ("llama", "heads:1.4", "no head 4 in layer 1"),
         ("llama", "heads:random13", "only 12 heads"), ("llama", "neuron:3.1", "no layer 3"),

@@ -192,7 +192,9 @@ class Window(Arm):
         self.sinks.check(setting, self.name)
         sites = [site for site in setting.sites if self._concerns(site)]
         if not sites:
-            raise SinkscopeError(f"--arm {self.name}: the model has no full layer; leave out {FULL}")
+            raise SinkscopeError(
+                f"--arm {self.name}: the model has no full layer; leave out {FULL} (evict: --layers all)"
+            )
         if self.plan is None:
             return self
         try:
