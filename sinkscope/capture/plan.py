@@ -4,7 +4,7 @@ are not one map of a sequence's queries and keys."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,8 +45,8 @@ class Plan:
     follows this plan, each with the module that passed it first."""
     declared: dict[str, str] = field(default_factory=dict)
     """As `keywords`: those that code outside sinkscope has declared."""
-    repeated: tuple[str, ...] = ()
-    """Modules that are called several times in the dry run: in several layers, or in a loop."""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """How often each module is called in the dry run: several times where layers share it, or in a loop."""
 
     @property
     def inline(self) -> bool:
@@ -80,18 +80,18 @@ def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
     positions = max(record.queries for record in seen)
-    return Plan(sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.repeated)
+    return Plan(sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.calls)
 
 
 @dataclass(frozen=True)
 class _DryRun:
-    """The calls of a pass that are whole maps, the keys of all calls, and the modules that `Plan` calls `unread` and
-    `repeated`."""
+    """The calls of a pass that are whole maps, the keys of all calls, and what `Plan` has of the pass as `unread` and
+    `calls`."""
 
     seen: list[Seen]
     keys: list[Keys]
     unread: tuple[str, ...]
-    repeated: tuple[str, ...]
+    calls: Mapping[str, int]
 
 
 def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed) -> _DryRun:
@@ -137,9 +137,8 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     named = dict(zip(_names(seen), seen, strict=True))
     parts = watch.split | in_pieces(keys) | no_maps(model, named, unmatched, given)
-    repeated = tuple(name for name, count in given.calls.items() if count > 1)
     whole = [record for record in seen if record.module not in parts]
-    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), repeated)
+    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls)
 
 
 def _onward(call: AttentionCall) -> bool:

@@ -76,7 +76,14 @@ class Setting:
 
     def called_again(self, module: nn.Module) -> bool:
         """Whether a module of the base model is called several times in a pass: a hook on it changes every call."""
-        return any(self.base.get_submodule(path) is module for path in self.plan.repeated)
+        repeated = [path for path, count in self.plan.calls.items() if count > 1]
+        return any(self.base.get_submodule(path) is module for path in repeated)
+
+    def runs(self, path: str) -> bool:
+        """Whether the module of the base model at this path, or one that holds it, is called in a pass over text: its
+        weights may be used without a call of its own. False in the tower of a model that reads pictures too."""
+        parts = path.split(".")
+        return any(".".join(parts[:depth]) in self.plan.calls for depth in range(1, len(parts) + 1))
 
 
 @dataclass

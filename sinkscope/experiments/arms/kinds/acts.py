@@ -37,9 +37,9 @@ class RoundedActivations(PositionArm):
     def ready(self, setting: Setting) -> Arm:
         self.positions.check(setting, self.name)
         for name, module in setting.base.named_modules():
-            if not (isinstance(module, nn.Embedding) or is_linear(module)) and any(
-                parameter.ndim > 1 for parameter in module.parameters(recurse=False)
-            ):
+            if isinstance(module, nn.Embedding) or is_linear(module) or (name and not setting.runs(name)):
+                continue
+            if any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
                 raise SinkscopeError(
                     f"--arm {self.name}: {shown_name(name)} multiplies by a matrix outside of linear modules, so not "
                     "every linear input can be rounded"
