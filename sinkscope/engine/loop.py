@@ -124,8 +124,6 @@ class Loop:
         with ExitStack() as ended:
             if self.shards is not None:
                 self.processes.on_main(partial(ended.enter_context, self.shards.held()))
-                if self.processes.index == 0:
-                    ended.callback(self.shards.discard_if_empty)
             self._run()
 
     def _run(self) -> None:

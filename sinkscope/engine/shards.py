@@ -212,12 +212,22 @@ class Shards(Unfinished):
         self._key = hashlib.sha256(json.dumps(plain_key, sort_keys=True).encode()).hexdigest()
         return plain_key
 
-    def discard_if_empty(self) -> None:
-        """Removes the folders that this scan made where it failed before its first batch was done."""
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """As that of every measurement. Where the block ends before the first batch is done, no folder stays."""
+        held = False
+        try:
+            with super().held():
+                held = True
+                yield
+        finally:
+            if held:
+                self._discard_if_empty()
+
+    def _discard_if_empty(self) -> None:
+        """Removes the folders that this scan made where no batch was done."""
         if self._made and not any(self._folder.glob("*.safetensors")):
-            for name in (KEY, whole.LOCK):
-                with contextlib.suppress(OSError):  # Windows keeps an open file, such as the lock
-                    (self._folder / name).unlink(missing_ok=True)
+            (self._folder / KEY).unlink(missing_ok=True)
             for path in self._made:
                 with contextlib.suppress(OSError):
                     path.rmdir()

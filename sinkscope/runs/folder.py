@@ -164,13 +164,20 @@ def measuring(target: Path) -> Iterator[None]:
 
     Raises SinkscopeError where another process does, and OSError where the folder cannot be written.
     """
-    lock = whole.locked(target / UNFINISHED)
+    path = target / UNFINISHED / whole.LOCK
+    while (lock := whole.locked(path.parent)) is not None and not whole.is_open_file(path, lock):
+        os.close(lock)  # its holder has removed it meanwhile
     if lock is None:
         raise SinkscopeError(_measured_elsewhere(target))
     try:
         yield
     finally:
-        os.close(lock)
+        if whole.WINDOWS:
+            os.close(lock)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        if not whole.WINDOWS:
+            os.close(lock)
 
 
 def _measured_elsewhere(target: Path) -> str:

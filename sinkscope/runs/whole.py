@@ -121,6 +121,14 @@ def locked(folder: Path) -> int | None:
     return lock
 
 
+def is_open_file(path: Path, handle: int) -> bool:
+    """Whether an open file still stands under this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
 def is_locked(folder: Path) -> bool:
     """Whether another process holds the folder's lock file."""
     try:
