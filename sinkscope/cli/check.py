@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sinkscope.cli.arguments import is_run, open_run
-from sinkscope.cli.common import check_writable, say
+from sinkscope.cli.common import check_writable, put, say
 from sinkscope.cli.options import AsJson, SpotScan, with_options
 from sinkscope.runs.folder import write_files
 
@@ -121,10 +122,13 @@ def show(verdict: Verdict, as_json: bool) -> None:
     from sinkscope.present.verdict import github_annotations, markdown_verdict, render_verdict
     from sinkscope.runs.schema.base import to_json
 
-    sys.stdout.write(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))
+    put(to_json(verdict.as_dict()) if as_json else render_verdict(verdict))
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        # With --json, stdout holds nothing but the JSON; the runner reads its commands from stderr as well.
-        (sys.stderr if as_json else sys.stdout).write(github_annotations(verdict))
+        if as_json:  # stdout holds nothing but the JSON; the runner reads its commands from stderr as well
+            with suppress(OSError):
+                sys.stderr.write(github_annotations(verdict))
+        else:
+            put(github_annotations(verdict))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:

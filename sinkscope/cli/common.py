@@ -88,6 +88,14 @@ def discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def put(text: str) -> None:
+    """Writes to stdout. Where its reader has gone (`| head`), the command goes on: its work decides the exit code."""
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        discard_stdout()
+
+
 def open_closed_streams() -> None:
     """Opens the null device for each standard stream that the caller closed (`>&-`), so that writing to it is no error.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, DryRun, print_forecasts, say
+from sinkscope.cli.common import BAD_INPUT, DryRun, print_forecasts, put, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
@@ -153,11 +152,11 @@ def scan_all(job: ScanJob, models: list[str], place: Callable[[str], Path], as_j
         if not as_json:
             show(run, written, False, job.quiet)
     if as_json:
-        sys.stdout.write(to_json([run.summary.as_dict() for run in runs]))
+        put(to_json([run.summary.as_dict() for run in runs]))
     elif len(runs) > 1 and not job.quiet:
         from sinkscope.present.terminal.run import render_models
 
-        sys.stdout.write(render_models(runs))
+        put(render_models(runs))
     if failed:
         say(f"error: {len(failed)} of {len(models)} models failed: {', '.join(failed)}")
         raise typer.Exit(BAD_INPUT)
@@ -182,9 +181,9 @@ def show(run: Run, written: list[Path], as_json: bool, quiet: bool) -> None:
     if as_json:
         from sinkscope.runs.schema.base import to_json
 
-        sys.stdout.write(to_json(run.summary.as_dict()))
+        put(to_json(run.summary.as_dict()))
     elif not quiet:
         from sinkscope.present.terminal.run import render_run
         from sinkscope.present.terminal.table import terminal_style
 
-        sys.stdout.write(render_run(run, written, **terminal_style()))
+        put(render_run(run, written, **terminal_style()))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, say
+from sinkscope.cli.common import BAD_INPUT, put, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, LOADED, WRITTEN
 from sinkscope.cli.options import TextScan, with_options
@@ -79,11 +78,11 @@ def track(
     if as_json:
         from sinkscope.runs.schema.base import plain, to_json
 
-        sys.stdout.write(to_json([plain(row) for row in emerged.to_dict("records")]))
+        put(to_json([plain(row) for row in emerged.to_dict("records")]))
     elif not quiet:
         from sinkscope.present.terminal.trajectory import render_trajectory
 
-        sys.stdout.write(render_trajectory(trajectory, emerged, text.epsilon, written))
+        put(render_trajectory(trajectory, emerged, text.epsilon, written))
     if failed:
         say(f"error: {len(failed)} of {len(steps)} steps failed: {', '.join(step.shown for step in failed)}")
         raise typer.Exit(BAD_INPUT)
