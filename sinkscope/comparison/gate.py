@@ -55,7 +55,8 @@ class Breach:
 
 @dataclass(frozen=True)
 class Tally:
-    """The outcome of one rule on one domain: number of places judged, the largest change, and the breaches.
+    """The outcome of one rule on one domain: number of places judged, with those whose value is missing on one side,
+    the largest change, and the breaches.
 
     Attributes:
         moved: one row for each place: stream, layer and head as the rule's level has them, the means `baseline` and
@@ -158,7 +159,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
         for rule in policy.rules
     ]
     tallies = [_tally(judgement, q, policy.significance) for judgement, q in zip(judged, _pooled(judged), strict=True)]
-    if not any(tally.places or tally.breaches for tally in tallies):
+    if not any(tally.places for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
     model, before_model = (side.shown for side in (now, baseline))
     return Verdict(model, before_model, same, tallies, notes)
@@ -275,7 +276,7 @@ def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
     failed |= np.isnan(a) != np.isnan(b)
     breaches = [_breach(judged, int(index), q) for index in np.flatnonzero(failed)]
     largest = None if np.isnan(change).all() else float(np.nanmax(change))
-    places = int((~np.isnan(change if judged.p is None else judged.p)).sum())
+    places = int((failed | ~np.isnan(change if judged.p is None else judged.p)).sum())
     moved = judged.level.places.assign(baseline=a, now=b, allowed=judged.allowed, breach=failed)
     return Tally(rule, judged.domain, places, largest, breaches, moved)
 

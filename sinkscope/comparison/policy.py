@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from sinkscope.comparison.baseline import Baseline
 
 SECTION = "tool.sinkscope.check"
-Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 
 class Rule(BaseModel):
     """How far one metric may move at one level."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     metric: str
     """A column of heads.csv or layers.csv that has a value for each sequence."""
@@ -32,7 +33,7 @@ class Rule(BaseModel):
     """Largest allowed |now - baseline|, in the metric's unit."""
     max_relative_change: Positive | None = None
     """Largest allowed |now - baseline| as a share of |baseline|. Where both bounds are given, the larger one holds."""
-    significance: Annotated[float, Field(gt=0, le=1)] | None = None
+    significance: Share | None = None
     """The rule's own significance where the run read other text; None takes the policy's."""
 
     @model_validator(mode="after")
@@ -54,8 +55,8 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    significance: Annotated[float, Field(gt=0, le=1)] = 0.001
-    same_precision: Annotated[float, Field(gt=0, le=1)] = 1.0
+    significance: Share = 0.001
+    same_precision: Share = 1.0
     rules: list[Rule] = Field(min_length=1)
 
 

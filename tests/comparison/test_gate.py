@@ -154,6 +154,14 @@ def test_a_value_that_vanished_fails() -> None:
     verdict = check(run, baseline, STRICT)
     assert [breach.place for breach in verdict.breaches] == ["layer 2 head 1"]
     assert "missing on one side" in render_verdict(verdict)
+    assert "1 of 12 comparisons moved too far" in render_verdict(verdict)  # the place is one of those judged
+
+
+def test_more_breaches_than_comparisons_are_none() -> None:
+    """It said `12 of 0 comparisons moved too far`."""
+    run, baseline = scanned(), baseline_of(scanned())
+    run.sequences["bos_mass"] = np.nan
+    assert "12 of 12 comparisons moved too far" in render_verdict(check(run, baseline, STRICT))
 
 
 @pytest.mark.slow
@@ -319,6 +327,9 @@ def test_a_gate_with_nothing_to_compare_is_bad_input(tmp_path: Path) -> None:
         ("rules = [{metric='bos_mass', level='head'}]", "give max_change or max_relative_change"),
         ("rules = [{metric='bos_mass', level='head', max_change=-1}]", "greater than or equal to 0"),
         ("rules = [{metric='norm_first', level='head', max_change=1}]", "no values at level head"),
+        ("rules = [{metric='bos_mass', level='head', max_change=true}]", "max_change: Input should be a valid number"),
+        ("rules = [{metric='bos_mass', level='head', max_relative_change='1'}]", "should be a valid number"),
+        ("same_precision = true\nrules = [{metric='bos_mass', level='head', max_change=1}]", "same_precision: Input"),
         ("rules = [", "not TOML"),
     ],
 )
