@@ -30,8 +30,7 @@ def atlas(
     from sinkscope.runs.atlas import atlas_table, left_out
     from sinkscope.runs.run import load_run
 
-    check_writable(out)
-    check_writable(csv)
+    check_writable(out, csv)
     loaded = [load_run(path) for path in runs]
     entries = compiled(loaded)
     for line in left_out(loaded):

@@ -34,8 +34,7 @@ def card(
 
     if part not in PARTS:
         raise SinkscopeError(f"--part {part!r}: choose one of {', '.join(PARTS)}{did_you_mean(part, PARTS)}")
-    check_writable(out)
-    check_writable(badge)
+    check_writable(out, badge)
     loaded = load_run(run)
     text = {"all": render_card, "markdown": markdown_block, "yaml": model_index}[part](loaded)
     files: dict[Path, str | bytes] = {} if badge is None else {badge: render_badge(loaded)}

@@ -61,8 +61,7 @@ def check(
     """
     from sinkscope.comparison.policy import read_policy
 
-    for path in (junit, html):
-        check_writable(path)
+    check_writable(junit, html)
     check_new_run(run, out)
     expected = open_baseline(baseline)
     rules = read_policy(policy, baseline=expected)

@@ -154,14 +154,22 @@ def as_python_does() -> Iterator[None]:
                 sys.stdout.reconfigure(errors="sinkscope")
 
 
-def check_writable(path: Path | None) -> None:
-    """Raises SinkscopeError, before anything is measured, where `path` is a folder or its folder does not exist."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise SinkscopeError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")
+def check_writable(*asked: Path | None) -> None:
+    """Raises SinkscopeError, before anything is measured, where a path is a folder, its folder does not exist, or two
+    of them are one file, of which the second would replace the first."""
+    paths = [path for path in asked if path is not None]
+    for number, path in enumerate(paths):
+        if path.is_dir():
+            raise SinkscopeError(f"cannot write {path}: it is a folder")
+        if not path.parent.is_dir():
+            raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")
+        if _is_replaced(path) and os.path.realpath(path) in map(os.path.realpath, paths[:number]):
+            raise SinkscopeError(f"cannot write {path}: two outputs would stand there; give each a file of its own")
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether writing to it replaces what is there, unlike a pipe or /dev/null."""
+    return path.is_file() or not path.exists()
 
 
 # `--dry-run` of `scan`, `arms`, `evict`, `quant` and `claims`: the option, and what it prints.

@@ -17,6 +17,34 @@ from sinkscope.runs.folder import write_files
 RUN = Path(__file__).parents[1] / "fixtures" / "v0_1" / "smoothing"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["card", "RUN", "--out", "x", "--badge", "./x"],
+        ["atlas", "RUN", "--out", "x", "--csv", "link"],
+        ["check", "RUN", "--baseline", "RUN", "--html", "x", "--junit", "x"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_two_outputs_in_one_file_are_refused(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both one was written, and both were told of."""
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("x")
+    done = CliRunner().invoke(app, [str(RUN) if word == "RUN" else word for word in command])
+    assert done.exit_code == 2
+    said = f"cannot write {Path(command[-1])}: two outputs would stand there; give each a file of its own"
+    assert done.stderr == f"sinkscope: error: {said}\n"
+    assert not Path("x").exists()
+
+
+def test_two_outputs_may_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["atlas", str(RUN), "--out", os.devnull, "--csv", os.devnull]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
