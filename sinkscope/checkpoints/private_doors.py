@@ -86,11 +86,6 @@ def lacks_tensor_plan(error: Exception) -> bool:
     return "has no `tp_plan`" in str(error)
 
 
-def is_unsafe_pickle(error: Exception) -> bool:
-    """Whether pickled weights were refused because they are damaged or hold more than tensors."""
-    return "weights_only" in str(error)
-
-
 def loading_report(report: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], list[str]]:
     """Of the report that from_pretrained gives: missing weights, those of another shape with the file's shape and the
     model's, and those without a place in the model. Sorted."""

@@ -157,11 +157,6 @@ def _pickles(path: Path) -> list[Path]:
     return [file for pattern in PICKLED for file in path.glob(pattern)]
 
 
-def pickled_files(source: Source) -> list[str]:
-    """Names of the pickled weight files of a local folder."""
-    return sorted(file.name for file in _pickles(source.folder)) if source.folder else []
-
-
 def _require_allow_pickle(name: str, allow_pickle: bool) -> None:
     if not allow_pickle:
         raise SinkscopeError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sinkscope.checkpoints.gguf_files import gguf_problem
-from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, is_unsafe_pickle, language_codes
-from sinkscope.checkpoints.sources import Source, pickled_files
+from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, language_codes
+from sinkscope.checkpoints.sources import Source, weight_paths
 from sinkscope.errors import SinkscopeError, all_lines, first_line, shorten
 
 
@@ -35,10 +36,10 @@ def why_not_loaded(source: Source, error: Exception | SystemExit) -> str:
     """One line for any defect of a checkpoint, with what to do where that is known."""
     if isinstance(error, SystemExit):
         return f"cannot load {source.name}: its own Python code ends the program (exit code {error.code})"
-    if source.pickled and is_unsafe_pickle(error):
+    if unreadable := _unreadable_pickles(source):
         return (
-            f"{source.name}: its pickled weights ({', '.join(pickled_files(source))}) are damaged or hold more than "
-            "tensors; convert them to safetensors"
+            f"{source.name}: its pickled weights ({', '.join(unreadable)}) are damaged or hold more than tensors; "
+            "download them again, or convert them to safetensors"
         )
     if asks_for_own_code(error):
         return f"{source.name} carries its own Python code: pass --trust-remote-code if you trust it"
@@ -49,6 +50,23 @@ def why_not_loaded(source: Source, error: Exception | SystemExit) -> str:
     if isinstance(error, KeyError) and error.args:
         return f"cannot load {source.name}: it lacks {shorten(str(error))}"
     return f"cannot load {source.name}: {all_lines(error)}"
+
+
+def _unreadable_pickles(source: Source) -> list[str]:
+    """The files of pickled weights that cannot be read, or hold more than tensors by name. transformers passes on what
+    the pickle module, a zip reader or a dictionary says of such a file: a number, or nothing."""
+    paths = weight_paths(source) if source.pickled else []
+    return [path.name for path in paths if path.suffix == ".bin" and not _holds_tensors(path)]
+
+
+def _holds_tensors(path: Path) -> bool:
+    import torch
+
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except Exception:  # whatever it says
+        return False
+    return isinstance(content, dict) and all(isinstance(value, torch.Tensor) for value in content.values())
 
 
 def language_and_task(origin: dict[str, Any]) -> dict[str, int]:
