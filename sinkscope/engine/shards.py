@@ -186,7 +186,11 @@ class Shards(Unfinished):
             shards.check_key(shards._take(key))
             return shards
         shards = Shards.begin(folder, lambda: key)
-        shards._settle()
+        try:
+            shards._settle()
+        except BaseException:
+            shards._discard_if_empty()
+            raise
         return shards
 
     @staticmethod
@@ -265,7 +269,9 @@ class Shards(Unfinished):
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or first_line(error)
-            raise SinkscopeError(f"cannot write {target}: {reason}; --resume continues from there") from None
+            kept = any(self._folder.glob("*.safetensors"))
+            more = "; --resume continues from there" if kept else ""
+            raise SinkscopeError(f"cannot write {target}: {reason}{more}") from None
 
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
         """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.
@@ -373,7 +379,12 @@ def _writing(folder: Path) -> Iterator[None]:
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
-    temporary.write_bytes(content)
-    whole.sync_file(temporary)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        whole.sync_file(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     whole.sync_folder(path.parent)

@@ -34,6 +34,7 @@ from sinkscope.engine import shards as shards_module
 from sinkscope.engine.collector import Part
 from sinkscope.engine.shards import Shard, Shards, first_difference
 from sinkscope.metrics.quantities import quantity_set
+from sinkscope.runs import whole
 from sinkscope.runs.folder import UNFINISHED as SHARDS
 from sinkscope.runs.run import Run, load_run
 
@@ -319,6 +320,24 @@ def test_a_full_disk_keeps_the_batches_before(
     assert sorted(path.suffix for path in (out / SHARDS).iterdir()) == [".json", ".safetensors", ".safetensors"]
     _measure(tiny_folder, out, resume=True).save(out)
     same_tables(out, unbroken)
+
+
+@pytest.mark.parametrize("failing", ["key.tmp", "000-00000000.tmp"])
+def test_a_full_disk_before_the_first_batch_leaves_nothing(
+    failing: str, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-written key stayed, and the next scan there was refused as one beside an unfinished one."""
+    sync = whole.sync_file
+
+    def full(path: Path) -> None:
+        if path.name == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    monkeypatch.setattr(whole, "sync_file", full)
+    with pytest.raises(sinkscope.SinkscopeError, match=r"No space left on device$"):
+        sinkscope.scan(tiny_model, data=random_ids(2, 16), shards=tmp_path / "run", self_check=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_shard_that_cannot_be_deleted_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
