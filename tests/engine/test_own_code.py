@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_code import READ, Attend, Attention, assert_float64, hidden, ids_of, maps_of, scanned, softmax, watched, writer
-from plain_models import HEADS
-from torch import Tensor
+from own_code import (
+    READ,
+    Attend,
+    Attention,
+    Writer,
+    assert_float64,
+    hidden,
+    ids_of,
+    maps_of,
+    scanned,
+    softmax,
+    watched,
+    writer,
+)
+from plain_models import HEADS, WIDTH
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import sinkscope
@@ -207,3 +220,51 @@ def test_a_scan_tells_channels_from_as_many_positions() -> None:
         block.attn.n_head = 2
     with pytest.raises(SinkscopeError, match=r"blocks.0.attn attends among channels"):
         scanned(model, ids_of(3, 16))
+
+
+class SharedKeys(nn.Module):
+    """Multi-query attention by einsum, whose keys and values have no axis of heads. `order`: the axes of q and o."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order, self.n_head = order, HEADS
+        self.query, self.shared, self.proj = (nn.Linear(WIDTH, width) for width in (WIDTH, WIDTH // 2, WIDTH))
+        self.noted = list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x).unflatten(2, (HEADS, -1))
+        query = query if self.order == "bihd" else query.transpose(1, 2)
+        key, value = self.shared(x).chunk(2, 2)
+        logits = torch.einsum(f"{self.order},bjd->bhij", query, key) * key.shape[2] ** -0.5
+        maps = logits.masked_fill(hidden(x.shape[1]), -torch.inf).softmax(-1)
+        self.noted.append(maps.detach())
+        mixed = torch.einsum(f"bhij,bjd->{self.order}", maps, value)
+        written: Tensor = self.proj((mixed if self.order == "bihd" else mixed.transpose(1, 2)).flatten(2))
+        return written
+
+
+@pytest.mark.parametrize("order", ["bhid", "bihd"])
+@pytest.mark.parametrize("shape", [(3, 48), (HEADS, HEADS)])
+@pytest.mark.parametrize("read", READ)
+def test_heads_that_share_their_keys_are_read(read: Any, shape: tuple[int, int], order: str) -> None:
+    model, ids = Writer(lambda: SharedKeys(order)), ids_of(*shape)
+    run = read(model, ids)
+    assert_float64(run, maps_of(model, ids))
+    assert run.heads[["qk_cos_other", "value_drain", "honor"]].notna().all(axis=None)
+
+
+def by_distance(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Adds to logits and output what belongs to distances (Shaw et al.)."""
+    apart = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
+    learned = (apart[..., None] * torch.arange(1.0, 9)).sin().to(query)
+    logits = (query @ key.mT + torch.einsum("bhid,ijd->bhij", query, learned)) * query.shape[-1] ** -0.5
+    maps = module.note(logits.masked_fill(hidden(query.shape[2]), -torch.inf).softmax(-1))
+    return maps @ value + torch.einsum("bhij,ijd->bhid", maps, learned)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_other_products_beside_those_of_queries_and_keys_are_none(read: Any) -> None:
+    model, ids = writer(by_distance), ids_of()
+    run = read(model, ids)
+    assert_float64(run, maps_of(model, ids))
+    assert run.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)

@@ -32,11 +32,16 @@ class Product:
     exact: bool = True
 
 
-def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Product | None:
-    """The product that a call of the torch function `name` computed; None where it is no batched matrix product."""
+def read_product(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, of_map: bool = False
+) -> Product | None:
+    """The product that a call of the torch function `name` computed; None where it is no batched matrix product.
+
+    `of_map`: one factor is a softmax.
+    """
     if name == "einsum":
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        return _einsum(args[0], operands, result) if len(operands) == 2 and isinstance(args[0], str) else None
+        return _einsum(args[0], operands, result, of_map) if len(operands) == 2 and isinstance(args[0], str) else None
     if name in MATMULS:
         pair = [*args, *kwargs.values()][:2]
     elif name == "baddbmm":
@@ -48,9 +53,14 @@ def read_product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     return Product(pair[0], pair[1], result, (pair[0], pair[1]), name != "baddbmm")
 
 
-def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
+def _einsum(equation: str, operands: Any, result: Tensor, of_map: bool) -> Product | None:
     """Reads an einsum as a batched matrix product: exactly one index is summed, each operand keeps exactly one index of
-    its own, all others are batch axes. None for any other einsum."""
+    its own, all others are batch axes. None for any other einsum.
+
+    The heads of the left one may share the right (multi-query attention), where sequences come first in both. Then it
+    keeps two indices: that of the rows stands before the summed one in a map, and before the columns' in what becomes
+    one.
+    """
     equation = _spelled_out(equation.replace(" ", ""), operands)
     terms, arrow, out = equation.partition("->")
     first, comma, second = terms.partition(",")
@@ -59,21 +69,27 @@ def _einsum(equation: str, operands: Any, result: Tensor) -> Product | None:
     summed = [index for index in first if index in second and index not in out]
     shared = [index for index in out if index in first and index in second]
     kept = [index for index in out if (index in first) != (index in second)]
-    if len(summed) != 1 or len(kept) != 2 or (kept[0] in first) == (kept[1] in first):
+    if len(summed) != 1 or len(kept) not in (2, 3):
         return None
     left, right = operands
-    if kept[0] in second:
+    if kept[-1] in first:
         first, second, left, right = second, first, right, left
-    if len(first) != len(shared) + 2 or len(second) != len(shared) + 2:
+    row = kept[-2] if len(kept) == 2 or not of_map else first[-2]
+    heads = [index for index in kept[:-1] if index != row]
+    rows = [*shared, *heads, row, summed[0]]
+    if {*first} != {*rows} or {*second} != {*shared, summed[0], kept[-1]} or len(rows) != len(first):
+        return None
+    if heads and (len(shared) != 1 or first[0] != shared[0] or second[0] != shared[0]):
         return None
 
     def axes(tensor: Tensor, names: str, order: list[str]) -> Tensor:
         return tensor.permute([names.index(index) for index in order])
 
+    columns = axes(right, second, [*shared, summed[0], kept[-1]])
     return Product(
-        axes(left, first, [*shared, kept[0], summed[0]]),
-        axes(right, second, [*shared, summed[0], kept[1]]),
-        axes(result, out, [*shared, *kept]),
+        axes(left, first, rows),
+        columns.unsqueeze(-3) if heads else columns,
+        axes(result, out, [*rows[:-1], kept[-1]]),
         (left, right),
     )
 

@@ -180,7 +180,7 @@ class InlineWatch(TorchFunctionMode):
         if name == "softmax":
             self._softmax(args, kwargs, products, result)
             return
-        product = read_product(name, args, kwargs, result)
+        product = read_product(name, args, kwargs, result, bool(softmaxes))
         if product is not None and softmaxes:
             self._multiplied(product, result)
         elif product is not None:
