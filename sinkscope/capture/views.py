@@ -235,6 +235,8 @@ class Views:
             valid = part(tensor, 1) if fits else None
             return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
 
+        # The linear layers of a model that attends itself may read anything, such as its last states.
+        projects = bool(site.module) or pending.projected is not None
         return LayerView(
             site=site,
             epsilon=self.epsilon,
@@ -245,7 +247,7 @@ class Views:
             raw_value=part(pending.value, 2, "keys"),
             raw_projected=part(pending.projected, 1),
             raw_written=part(pending.written, 1),
-            factors=self._head_factors(site),
+            factors=self._head_factors(site) if projects else None,
             residual_in=tokens(stream.entering),
             attention_input=tokens(stream.read),
             residual_out=tokens(stream.leaving),

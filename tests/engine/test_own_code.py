@@ -22,7 +22,7 @@ from own_code import (
     watched,
     writer,
 )
-from plain_models import HEADS, WIDTH
+from plain_models import HEADS, VOCABULARY, WIDTH
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -268,3 +268,34 @@ def test_other_products_beside_those_of_queries_and_keys_are_none(read: Any) -> 
     run = read(model, ids)
     assert_float64(run, maps_of(model, ids))
     assert run.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)
+
+
+class OneLayer(nn.Module):
+    """Attends in its own forward. `direct`: `out` reads the attention, else the states with what it added."""
+
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
+        self.direct, self.n_head = direct, HEADS
+        self.tokens, self.qkv, self.out = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, 7),
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        query, key, value = (each.unflatten(2, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).split(WIDTH, 2))
+        mixed = (softmax(query, key) @ value).transpose(1, 2).flatten(2)
+        written: Tensor = self.out(mixed if self.direct else x + mixed)
+        return written
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("read", READ)
+def test_a_model_s_head_is_no_output_projection(read: Any, direct: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = OneLayer(direct).eval()
+    run = read(model, ids_of())
+    assert run.heads["bos_mass"].notna().all()
+    assert run.heads["ov_drain"].notna().all() == direct
