@@ -223,15 +223,14 @@ class Views:
     def view(self, pending: Pending, own: Part, stream: Stream) -> LayerView:
         """The view of one part of a call."""
         site, (_, cut, sums, facts) = pending.site, own
+        batch_first = self._batch_first(pending)
 
         def part(tensor: Tensor | None, axis: int, side: str = "queries") -> Tensor | None:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis, side)
 
-        time_first = getattr(self.model.get_submodule(site.module), "batch_first", True) is False
-
         def tokens(tensor: Tensor | None) -> Tensor | None:
             # A model's own code may put channels or time first. Then x is left out, rather than read wrongly.
-            fits = tensor is not None and tensor.shape[:2] == pending.rows and not time_first
+            fits = tensor is not None and tensor.shape[:2] == pending.rows and batch_first
             valid = part(tensor, 1) if fits else None
             return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
 
@@ -255,6 +254,12 @@ class Views:
             readings=facts,
             layer_heads=site.heads if self.layer_heads is None else self.layer_heads(site),
         )
+
+    def _batch_first(self, pending: Pending) -> bool:
+        """Whether sequences may stand before time in what modules are given; known to, where both are as many."""
+        told = getattr(self.model.get_submodule(pending.site.module), "batch_first", None)
+        known = told or pending.site.path != INLINE or pending.projected is not None
+        return told is not False and (bool(known) or pending.rows[0] != pending.rows[1])
 
     def _head_factors(self, site: Site) -> Tensor | None:
         if site.projection is None or site.value_dim is None:

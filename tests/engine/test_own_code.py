@@ -299,3 +299,32 @@ def test_a_model_s_head_is_no_output_projection(read: Any, direct: bool) -> None
     run = read(model, ids_of())
     assert run.heads["bos_mass"].notna().all()
     assert run.heads["ov_drain"].notna().all() == direct
+
+
+class TimeFirst(Attention):
+    """Is given time before sequences, and projects it so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (each.unflatten(2, (HEADS, -1)).permute(1, 2, 0, 3) for each in self.qkv(x).split(WIDTH, 2))
+        mixed: Tensor = self.proj(self.attend(self, query, key, value).permute(2, 0, 1, 3).flatten(2))
+        return mixed
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TimeFirst(lambda module, query, key, value: softmax(query, key) @ value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.inner(x.transpose(0, 1)).transpose(0, 1)
+        return mixed
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (12, 12)])
+def test_states_with_time_first_are_left_out_also_where_sizes_do_not_show_it(shape: tuple[int, int]) -> None:
+    ids = ids_of(*shape)
+    plain = watched(writer(lambda module, query, key, value: softmax(query, key) @ value), ids)
+    turned = watched(Writer(Turned), ids)
+    np.testing.assert_allclose(turned.heads["bos_mass"], plain.heads["bos_mass"], atol=1e-6)
+    assert plain.layers["cos_first_input"].notna().all()
+    assert turned.layers["cos_first_input"].isna().all()
