@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
@@ -138,6 +138,17 @@ class Heard:
     def changed(self) -> bool:
         """Whether something was written into the tensors since."""
         return any(kept.unwritten is None for kept in self.versions)
+
+    def has_room(self, masks: MaskReadings) -> bool:
+        """Whether the keys are slots of a cache, of which the tokens of the pass fill the first, and no query sees the
+        others. The last of these tokens is seen, or the order is causal: keys of another text have neither."""
+        if self.keys <= self.queries:
+            return False
+        if self.call is not None:
+            ends = masks.read(self.call).visible.reach[3].cpu()
+            return int(ends.max()) == self.queries or torch.equal(ends, torch.arange(1, self.queries + 1))
+        seen = [rows.seen_by[..., rows.queries - 1 :].amax((0, 1)) > 0 for _, _, rows in self.parts or ()]
+        return all(bool(slots[0]) and not bool(slots[1:].any()) for slots in seen)
 
 
 @dataclass(eq=False)

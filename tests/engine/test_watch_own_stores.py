@@ -1,0 +1,187 @@
+"""sinkscope.watch over caches of a model's own: where they are kept, batches that change, passes that do not go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from same_runs import assert_same
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sinkscope
+
+pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+
+HEADS, WIDTH, VOCABULARY, ROOM = 4, 32, 50, 32
+SIZES = [9, 1, 1, 1, 4, 4]
+
+
+class Nested:
+    """Keys and values in a tuple in a dict in an object, which the model does not return."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def grown(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self.layers:
+            key, value = (torch.cat(pair, 2) for pair in zip(self.layers[layer], (key, value), strict=True))
+        self.layers[layer] = key, value
+        return key, value
+
+    @property
+    def start(self) -> int:
+        return self.layers[0][0].shape[2] if self.layers else 0
+
+    def take(self, rows: Tensor) -> None:
+        self.layers = {layer: (key[rows], value[rows]) for layer, (key, value) in self.layers.items()}
+
+    def crop(self, length: int) -> None:
+        self.layers = {layer: (key[:, :, :length], value[:, :, :length]) for layer, (key, value) in self.layers.items()}
+
+
+class Slots(Nested):
+    """The same, without a dict of attributes."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Tensor]] = [{}, {}]
+
+    @property
+    def start(self) -> int:
+        return self.kept[0]["key"].shape[2] if self.kept[0] else 0
+
+    def grown(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        old = self.kept[layer]
+        if old:
+            key, value = torch.cat([old["key"], key], 2), torch.cat([old["value"], value], 2)
+        self.kept[layer] = {"key": key, "value": value}
+        return key, value
+
+
+class Flat(Nested):
+    """Keys and values before they are split into heads, (B, T, C)."""
+
+    def grown(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        flat = tuple(each.transpose(1, 2).flatten(2) for each in (key, value))
+        if layer in self.layers:
+            flat = tuple(torch.cat(pair, 1) for pair in zip(self.layers[layer], flat, strict=True))
+        self.layers[layer] = flat
+        key, value = (each.unflatten(2, (HEADS, -1)).transpose(1, 2) for each in flat)
+        return key, value
+
+    @property
+    def start(self) -> int:
+        return self.layers[0][0].shape[1] if self.layers else 0
+
+
+class Room(nn.Module):
+    """Slots that are filled one after another, in a module of their own, as in gpt-fast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(2, HEADS, ROOM, WIDTH // HEADS), persistent=False)
+
+    def filled(self, key: Tensor, value: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        at = torch.arange(start, start + key.shape[2])
+        return self.keys.index_copy_(2, at, key), self.values.index_copy_(2, at, value)
+
+
+class Attention(nn.Module):
+    def __init__(self, by_hand: bool, room: bool) -> None:
+        super().__init__()
+        self.qkv, self.out_proj, self.n_head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), HEADS
+        self.by_hand, self.room = by_hand, Room() if room else None
+
+    def forward(self, x: Tensor, store: Any, layer: int, start: int) -> Tensor:
+        query, key, value = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
+        if self.room is not None:
+            key, value = self.room.filled(key, value, start)
+        elif store is not None:
+            key, value = store.grown(layer, key, value)
+        seen = torch.arange(key.shape[2]) <= torch.arange(start, start + x.shape[1])[:, None]
+        return self.out_proj(attended(query, key, value, seen, self.by_hand))  # type: ignore[no-any-return]
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, by_hand: bool) -> Tensor:
+    if by_hand:
+        logits = query @ key.mT / (WIDTH // HEADS) ** 0.5
+        rows = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ value
+    else:
+        rows = functional.scaled_dot_product_attention(query, key, value, seen)
+    return rows.transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    """Two layers. `places`: whether a token knows its position."""
+
+    def __init__(self, by_hand: bool = False, room: bool = False, places: bool = True) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Parameter(torch.randn(1, ROOM, WIDTH) * places)
+        self.layers = nn.ModuleList(Attention(by_hand, room) for _ in range(2))
+
+    def forward(self, ids: Tensor, store: Any = None, start: int | None = None) -> Tensor:
+        start = start if start is not None else 0 if store is None else store.start
+        x = self.tokens(ids) + self.places[:, start : start + ids.shape[1]]
+        for number, layer in enumerate(self.layers):
+            x = x + layer(x, store, number, start)
+        return x  # type: ignore[no-any-return]
+
+
+def model_of(*args: Any, kind: Any = Model, **options: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return kind(*args, **options).eval()
+
+
+def ids_of(rows: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def in_one_pass(model: nn.Module, *inputs: Any) -> Any:
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for given in inputs:
+            model(*given if isinstance(given, tuple) else (given,))
+    assert not seen.left_out
+    return seen.run()
+
+
+def in_steps(model: nn.Module, ids: Tensor, store: Any, sizes: list[int] = SIZES) -> None:
+    for piece in ids.split(sizes, 1):
+        model(piece, store)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("store", [Nested, Slots, Flat])
+def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None:
+    model, texts = model_of(by_hand), [ids_of(2, 20), ids_of(2, 20, 2)]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for ids in texts:
+            in_steps(model, ids, store())
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, *texts), atol=2e-5)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_slots_in_a_module_of_their_own_are_followed(by_hand: bool) -> None:
+    model, alone, ids = model_of(by_hand, room=True), model_of(by_hand), ids_of(2, 20)
+    alone.load_state_dict(model.state_dict())
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for start, piece in zip([0, 9, 10, 11], ids.split([9, 1, 1, 9], 1), strict=True):
+            model(piece, None, start)
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(alone, ids), atol=2e-5)
+
+
+def test_a_table_of_positions_is_no_cache() -> None:
+    """A model without a cache would otherwise keep every pass until the next one."""
+    model = model_of()
+    model.register_buffer("table", torch.randn(1, ROOM, WIDTH))
+    model.layers[0].register_buffer("mask", torch.ones(1, 1, WIDTH, WIDTH))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids_of(2, 20))
+        assert seen.sequences == 2
