@@ -18,6 +18,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import call_name
+from sinkscope.capture.still_cached import bit_sums
 from sinkscope.capture.views import Cut
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
@@ -45,15 +46,20 @@ class Onward:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A tensor, and how often it had been written into when it was kept."""
+    """A tensor, and how often it had been written into when it was kept. `sums`: of its bits, where it is a part of a
+    tensor that is written into piece by piece, such as one cache for all layers; torch counts the writes of the whole.
+    """
 
     tensor: Tensor
     written: int
+    sums: Tensor | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> Kept:
         """Keeps a tensor as it is; torch counts no writes in inference mode."""
-        return cls(tensor.detach() if tensor.requires_grad else tensor, times_written(tensor))
+        written = times_written(tensor)
+        part = written > 0 and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        return cls(tensor.detach() if tensor.requires_grad else tensor, written, bit_sums(tensor) if part else None)
 
     @classmethod
     def safe(cls, tensor: Tensor) -> Kept:
@@ -63,7 +69,10 @@ class Kept:
     @property
     def unwritten(self) -> Tensor | None:
         """The tensor as it was; None where something was written into it since."""
-        return self.tensor if times_written(self.tensor) == self.written else None
+        same = times_written(self.tensor) == self.written
+        if not same and self.sums is not None:
+            same = torch.equal(bit_sums(self.tensor), self.sums)
+        return self.tensor if same else None
 
 
 @dataclass(eq=False)

@@ -265,18 +265,18 @@ class SlotSums:
 
 
 def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group slot"]:
-    return _bit_sums(keys) + _bit_sums(values)
+    return bit_sums(keys) + bit_sums(values)
 
 
-def _bit_sums(rows: Tensor) -> Int[Tensor, "batch group slot"]:
-    """The bits of rows (B, G, n, d) as integers, summed; of 32 bits each, where rows are made of such."""
+def bit_sums(rows: Tensor) -> Int[Tensor, ...]:
+    """The bits of the rows of the last axis as integers, summed; of 32 bits each, where rows are made of such."""
     rows, size = rows.detach(), rows.element_size()
     bits = _BITS[size]
     if size * rows.shape[-1] % 4 == 0:
         at = (*rows.stride()[:-1], rows.storage_offset())
         fits = rows.stride(-1) == 1 and all(size * step % 4 == 0 for step in at)
         rows, bits = rows if fits else rows.clone(memory_format=torch.contiguous_format), torch.int32
-    return rows.view(bits).sum(3, dtype=torch.int64)
+    return rows.view(bits).sum(-1, dtype=torch.int64)
 
 
 def newest(held: StillCached, slots: int) -> bool:

@@ -77,6 +77,21 @@ class Flat(Nested):
         return self.layers[0][0].shape[1] if self.layers else 0
 
 
+class Whole(Nested):
+    """One tensor for all layers, in which each writes its new slots."""
+
+    def __init__(self) -> None:
+        self.slots, self.start = torch.zeros(2, 2, 2, HEADS, ROOM, WIDTH // HEADS), 0
+
+    start = 0
+
+    def grown(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        first, end = self.start, self.start + key.shape[2]
+        self.slots[layer, 0, :, :, first:end], self.slots[layer, 1, :, :, first:end] = key, value
+        self.start = end if layer else first
+        return self.slots[layer, 0, :, :, :end], self.slots[layer, 1, :, :, :end]
+
+
 class Room(nn.Module):
     """Slots that are filled one after another, in a module of their own, as in gpt-fast."""
 
@@ -156,7 +171,7 @@ def in_steps(model: nn.Module, ids: Tensor, store: Any, sizes: list[int] = SIZES
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("store", [Nested, Slots, Flat])
+@pytest.mark.parametrize("store", [Nested, Slots, Flat, Whole])
 def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None:
     model, texts = model_of(by_hand), [ids_of(2, 20), ids_of(2, 20, 2)]
     with torch.no_grad(), sinkscope.watch(model) as seen:
