@@ -121,11 +121,12 @@ def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
 
 
 def goes_on(probabilities: Tensor) -> bool:
-    """Whether the queries of a map (..., Tq, Tk) are the last of more keys, in causal order."""
-    past = probabilities.shape[-1] - probabilities.shape[-2]
-    if past <= 0 or probabilities.is_meta:
-        return False
-    return not bool(probabilities.triu(past + 1).any()) and bool((probabilities.diagonal(past, -2, -1) > 0).all())
+    """Whether the first query of a map sees several of more keys, and each later one a key more than the one before."""
+    queries, keys = probabilities.shape[-2:]
+    seen = (probabilities != 0).flatten(0, -3).any(0)
+    ends = (keys - seen.flip(-1).int().argmax(-1)).cpu()
+    first = int(ends[0])
+    return keys > queries and first > 1 and torch.equal(ends, torch.arange(first, first + queries))
 
 
 @contextmanager

@@ -192,6 +192,24 @@ def test_slots_in_a_module_of_their_own_are_followed(by_hand: bool) -> None:
     assert_same(seen.run(), in_one_pass(alone, ids), atol=2e-5)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("sizes", "lines"), [([4, 7], 1), ([1, 1, 9], 2)])
+def test_slots_that_nobody_watched_are_told(sizes: list[int], lines: int, by_hand: bool) -> None:
+    """Their steps stood as sequences of cross-attention, or were left out without a word."""
+    model, ids = model_of(by_hand, room=True), ids_of(2, 20)
+    with torch.no_grad():
+        model(ids[:, :9], None, 0)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        start = 9
+        for piece in ids[:, 9:].split(sizes, 1):
+            model(piece, None, start)
+            start += piece.shape[1]
+    assert len(seen.left_out) == lines
+    assert all("keys in the model's own cache that the last pass did not leave there" in line for line in seen.left_out)
+    with pytest.raises(sinkscope.SinkscopeError, match="nothing was measured"):
+        seen.run()
+
+
 def test_a_table_of_positions_is_no_cache() -> None:
     """A model without a cache would otherwise keep every pass until the next one."""
     model = model_of()

@@ -211,15 +211,13 @@ def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords:
 
 def _check_cache(wholes: list[Whole], given: set[int | None]) -> None:
     """Raises SinkscopeError where a call goes on with earlier ones over a cache that no object of transformers holds:
-    its queries see all keys before them, and so many more, and the keys are not the tokens that the pass was given."""
+    each query sees one key more than the one before it, the first sees several, and the keys are not the tokens that
+    the pass was given."""
     for whole in wholes:
-        past = whole.keys - whole.queries
-        if (
-            past > 0
-            and whole.keys not in given
-            and not whole.cross
-            and torch.equal(whole.ends, torch.arange(past + 1, whole.keys + 1))
-        ):
+        if whole.keys <= whole.queries or whole.keys in given or whole.cross:
+            continue
+        first = int(whole.ends[0])
+        if first > 1 and torch.equal(whole.ends, torch.arange(first, first + whole.queries)):
             raise SinkscopeError(not_followed(whole.heard.name, whole.queries))
 
 
