@@ -175,7 +175,8 @@ class CallHearing:
             return
         self._resume(found.module, seen, queries, partial(_end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
-        if self.now.cache is None and (_pools(seen.probabilities) or (not counts and queries != keys)):
+        pools = self._place(found.module, False) != "cross" and _pools(seen.probabilities)
+        if self.now.cache is None and (pools or (not counts and queries != keys)):
             if found.module not in self._oblong and goes_on(seen.probabilities):
                 self.now.over_cache = name, queries
             if queries > 1:

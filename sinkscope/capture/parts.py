@@ -123,10 +123,12 @@ def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
 def goes_on(probabilities: Tensor) -> bool:
     """Whether the first query of a map sees several of more keys, and each later one a key more than the one before."""
     queries, keys = probabilities.shape[-2:]
+    if keys <= queries or probabilities.is_meta:
+        return False
     seen = (probabilities != 0).flatten(0, -3).any(0)
     ends = (keys - seen.flip(-1).int().argmax(-1)).cpu()
     first = int(ends[0])
-    return keys > queries and first > 1 and torch.equal(ends, torch.arange(first, first + queries))
+    return first > 1 and torch.equal(ends, torch.arange(first, first + queries))
 
 
 @contextmanager

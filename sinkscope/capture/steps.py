@@ -97,6 +97,8 @@ class Steps:
         """Adds the rows of a pass. `before`: the passes before it. `live` [B]: the sequences that had not ended; None =
         all. Raises SinkscopeError where it does not go on where they ended."""
         call = heard.call
+        if not self._heard and cached and heard.keys != heard.queries:
+            self.cross = self.cross or not heard.has_room(masks)
         if self._heard and (call is None) != (self._maps is not None):
             raise SinkscopeError(
                 f"{heard.name} computes attention in its own code in some passes over a cache alone, which is not "
@@ -207,8 +209,6 @@ class Steps:
         before, new, keys = self._rows, heard.queries, heard.keys
         call = masks.read(call if call.bias is None else replace(call, bias=masks.own(call.bias)))
         visible = call.visible
-        if not self._heard and not self.cross and keys != new:
-            self.cross = not (keys > new and int(visible.reach[3].max()) <= new)
         if self.cross:
             if self._keys and keys != self._keys[0].shape[2]:
                 raise SinkscopeError(

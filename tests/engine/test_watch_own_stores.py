@@ -218,3 +218,46 @@ def test_a_table_of_positions_is_no_cache() -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(ids_of(2, 20))
         assert seen.sequences == 2
+
+
+class Reading(nn.Module):
+    """Attention to another text, whose keys are computed once."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self.query, self.both, self.out_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(32, 32)
+        self.n_head, self.by_hand = HEADS, by_hand
+
+    def forward(self, x: Tensor, memory: Tensor, kept: dict[str, Any] | None) -> Tensor:
+        key, value = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in self.both(memory).chunk(2, 2))
+        if kept is not None:
+            key, value = kept.setdefault("memory", (key, value))
+        query = self.query(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        seen = torch.ones(x.shape[1], key.shape[2], dtype=torch.bool)
+        return self.out_proj(attended(query, key, value, seen, self.by_hand))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """A layer of self-attention over a cache, and one of cross-attention. `named`: its name tells it."""
+
+    def __init__(self, by_hand: bool, named: bool) -> None:
+        super().__init__()
+        self.name = "cross_attn" if named else "lookup"
+        self.own = Model(by_hand)
+        self.add_module(self.name, Reading(by_hand))
+
+    def forward(self, ids: Tensor, memory: Tensor, store: Any = None, kept: dict[str, Any] | None = None) -> Tensor:
+        return self.get_submodule(self.name)(self.own(ids, store), memory, kept)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("named", "sizes"), [(False, [9, 1, 1, 4]), (True, [9, 1, 5]), (True, [1] * 15)])
+def test_cross_attention_beside_a_cache_is_read(named: bool, sizes: list[int], by_hand: bool) -> None:
+    model, ids = model_of(by_hand, named, kind=Decoder), ids_of(2, 15)
+    memory = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        store, kept = Nested(), dict[str, Any]()
+        for piece in ids.split(sizes, 1):
+            model(piece, memory, store, kept)
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, (ids, memory)), atol=2e-5)
