@@ -48,6 +48,12 @@ class Joined:
         return self._taking.length
 
     @property
+    def batch(self) -> int | None:
+        """Sequences that the last pass read; None where the inputs do not tell."""
+        rows = self._taking.of_last()[0].rows
+        return self.passes[0].batch if rows is None else len(rows)
+
+    @property
     def ids(self) -> Tensor | None:
         """[B, T]: the token ids; None where some pass had none."""
         pieces = [one_pass.ids for one_pass in self.passes]
@@ -65,14 +71,14 @@ class Joined:
         digests = [one_pass.given for one_pass in self.passes]
         if not any(digests):
             return None
-        first = digests[0]
+        first, kept = digests[0], self._taking.of_last()[0].rows
         if (
             first is not None
-            and len(first) == rows
+            and len(first) == (rows if kept is None else self.passes[0].batch)
             and not any(digests[1:])
             and (len(digests) == 1 or self.ids is not None)
         ):
-            return [digest.hex() for digest in first]
+            return [first[row].hex() for row in (range(rows) if kept is None else kept.tolist())]
         whole = hashlib.sha256()
         for one_pass in self.passes:
             whole.update(b"".join(one_pass.given or []))

@@ -297,8 +297,10 @@ class Steps:
         """The call over whole sequences. `known`: what was joined of masks and biases that other calls share. `taken`:
         what belongs to the sequences of each pass."""
         first, stream = self._heard[0], partial(self._stream, taken)
+        if taken[0].rows is not None:
+            first = replace(first, rows=len(taken[0].rows))
         if self._maps is not None:
-            return self._whole_maps(self._maps, taken)
+            return self._whole_maps(first, self._maps, taken)
         if len(self._heard) == 1 and taken[0].tokens is None:
             call = self._calls.calls[0]
             return Whole(
@@ -315,8 +317,8 @@ class Steps:
             first, *call.lengths, call, None, self.named_cross, call.query, key, value, output, read_next, stream
         )
 
-    def _whole_maps(self, maps: MapSteps, taken: list[Taken]) -> Whole:
-        first, found = self._heard[0], maps.parts()
+    def _whole_maps(self, first: Heard, maps: MapSteps, taken: list[Taken]) -> Whole:
+        found = maps.parts()
         keys = first.keys if maps.cross else maps.queries
         if maps.cross:
             key, value = (None if each is None else taken[0].batch(each) for each in (first.key, first.value))

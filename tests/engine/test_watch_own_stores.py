@@ -220,6 +220,31 @@ def test_a_table_of_positions_is_no_cache() -> None:
         assert seen.sequences == 2
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_batch_that_becomes_smaller_is_joined(by_hand: bool) -> None:
+    model, ids, store = model_of(by_hand), ids_of(4, 14), Nested()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        in_steps(model, ids[:, :9], store, [8, 1])
+        store.take(torch.tensor([0, 3]))
+        in_steps(model, ids[[0, 3], 9:11], store, [1, 1])
+        store.take(torch.tensor([1]))
+        in_steps(model, ids[[3], 11:], store, [3])
+    assert seen.left_out == ["a sequence that left its batch before the others ended was not read (3 times)"]
+    assert_same(seen.run(), in_one_pass(model, ids[[3]]), atol=2e-5)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_batch_that_becomes_larger_is_joined(by_hand: bool) -> None:
+    model, ids, store = model_of(by_hand), ids_of(3, 14), Nested()
+    ids[:, :8] = ids[0, :8]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:1, :8], store)
+        store.take(torch.tensor([0, 0, 0]))
+        in_steps(model, ids[:, 8:], store, [1, 1, 4])
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, ids), atol=2e-5)
+
+
 class Reading(nn.Module):
     """Attention to another text, whose keys are computed once."""
 

@@ -26,6 +26,8 @@ SHARED = (
     "ContinuousBatchingConfig computes them anew; num_return_sequences=1)"
 )
 
+LEFT = "a sequence that left its batch before the others ended was not read"
+
 MISSED = "a pass at the same time as one of a continuous batch in another thread was not read"
 
 
@@ -99,9 +101,18 @@ class Follower:
             return
         rows = joined.order(name, key, value, queries, ends)
         if rows is not None:
-            if rows.tolist() != [*range(len(rows))]:
-                joined.move(rows)
+            self._move(joined, rows)
             now.cache, now.before, now.onward, self._current = self._own, joined.length, joined.onward, joined
+
+    def _move(self, joined: Joined, rows: Tensor) -> None:
+        """Goes on with the sequences at `rows`. Those that left a batch which became smaller are told of; where it did
+        not, as in beam search, others took their place."""
+        order, before = rows.tolist(), joined.batch or 0
+        if order != [*range(before)]:
+            joined.move(rows)
+        if len(order) < before:
+            for _ in range(before - len({*order})):
+                self._leave_out(LEFT)
 
     def _begins(self, now: Pass) -> bool:
         """Whether a pass that goes on over no cache that is open begins sequences that are wanted. It ends those that

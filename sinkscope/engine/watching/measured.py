@@ -228,7 +228,7 @@ def _rows(joined: Joined, wholes: list[Whole]) -> int:
     Raises SinkscopeError where calls hold some of the texts that were given, and none holds all.
     """
     first = joined.passes[0]
-    told, attended = first.batch, [whole.heard.rows for whole in wholes]
+    told, attended = joined.batch, [whole.heard.rows for whole in wholes]
     if told is not None and first.second not in attended and all(rows % told == 0 for rows in attended):
         return told
     if (
