@@ -98,6 +98,7 @@ class MapSteps:
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`."""
         self._moved = rows if self._moved is None else self._moved[rows]
+        self.sums.move(rows)
 
     def _order(self, things: list[Thing]) -> list[Thing]:
         return things if self._moved is None else [things[row] for row in self._moved.tolist()]
@@ -113,7 +114,6 @@ class MapSteps:
         else:
             order = self._moved.to(whole[0].first.device)
             self._passes = [[whole[0].changed(lambda tensor: tensor.index_select(0, order))]]
-        self.sums.move(self._moved)
         self._moved = None
 
     def _fitting(self, rows: MapRows, passes: list[MapRows]) -> MapRows:

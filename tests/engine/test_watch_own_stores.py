@@ -245,6 +245,43 @@ def test_a_batch_that_becomes_larger_is_joined(by_hand: bool) -> None:
     assert_same(seen.run(), in_one_pass(model, ids), atol=2e-5)
 
 
+def interrupted(model: Any, *given: Any) -> None:
+    """A pass that Ctrl-C cuts off in its second layer."""
+
+    def stop(module: nn.Module, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.layers[1].register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        model(*given)
+    hook.remove()
+
+
+def test_another_text_after_an_interruption_begins_anew() -> None:
+    model, first, second, store = model_of(), ids_of(2, 9), ids_of(2, 20, 2), Nested()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(first, store)
+        interrupted(model, first[:, :1], store)
+        in_steps(model, second, Nested())
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, first, second), atol=2e-5)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_interrupted_step_is_made_again(by_hand: bool) -> None:
+    model, ids, order = model_of(by_hand), ids_of(3, 12), torch.tensor([2, 0, 0])
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        store = Nested()
+        model(ids[:, :9], store)
+        store.take(order)
+        kept = {**store.layers}
+        interrupted(model, ids[:, 9:10], store)
+        store.layers = kept
+        in_steps(model, ids[:, 9:], store, [1, 2])
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, torch.cat([ids[order, :9], ids[:, 9:]], 1)), atol=2e-5)
+
+
 class Reading(nn.Module):
     """Attention to another text, whose keys are computed once."""
 

@@ -67,6 +67,7 @@ class Follower:
     def _wants(self, now: Pass) -> bool:
         with self.listener.lock:
             self._close_dead()
+            self._current = None  # that of a pass which an interruption cut off
             if now.shares is not None:
                 return self._wants_some(now, now.shares)
             if now.cache is None and self._own is not None:  # the pass itself shows whether it goes on
