@@ -237,6 +237,8 @@ class SlotSums:
         if old is None or old.shape[1] != sums.shape[1] or not 0 < past <= old.shape[2]:
             return None
         if old.shape[2] > past:
+            if torch.equal(sums, old[..., :past]):  # what comes behind was taken back, or is another copy's
+                return None
             some = len(sums) == len(old) and torch.equal(sums[..., -1], old[..., -1])
             return torch.arange(len(old)) if some and bool(torch.isin(sums, old).all()) else None
         rows, known = row_marks(sums.flatten(1)), row_marks(old.flatten(1))

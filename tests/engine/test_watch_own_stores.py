@@ -245,6 +245,18 @@ def test_a_batch_that_becomes_larger_is_joined(by_hand: bool) -> None:
     assert_same(seen.run(), in_one_pass(model, ids), atol=2e-5)
 
 
+def test_tokens_taken_back_are_told_also_where_the_last_is_another_one_of_the_same() -> None:
+    """The cache then ends as the last pass left it, but is shorter."""
+    model, ids, store = model_of(places=False), ids_of(2, 14), Nested()
+    ids[:, 7:10] = ids[:, 7:8]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        in_steps(model, ids[:, :10], store, [8, 1, 1])
+        store.crop(9)
+        model(ids[:, 10:], store)
+    assert seen.left_out == ["layers.0 attends to keys in the model's own cache that the last pass did not leave there"]
+    assert_same(seen.run(), in_one_pass(model, ids[:, :10]), atol=2e-5)
+
+
 def interrupted(model: Any, *given: Any) -> None:
     """A pass that Ctrl-C cuts off in its second layer."""
 
