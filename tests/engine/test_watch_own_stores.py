@@ -77,6 +77,21 @@ class Flat(Nested):
         return self.layers[0][0].shape[1] if self.layers else 0
 
 
+class Modules(nn.Module):
+    """A module that the model is given, with one for each layer, which holds its slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Room() for _ in range(2))
+        self.start = 0
+
+    def grown(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.start + key.shape[2]
+        key, value = (slots[:, :, :end] for slots in self.layers[layer].filled(key, value, self.start))
+        self.start = end if layer else self.start
+        return key, value
+
+
 class Whole(Nested):
     """One tensor for all layers, in which each writes its new slots."""
 
@@ -171,7 +186,7 @@ def in_steps(model: nn.Module, ids: Tensor, store: Any, sizes: list[int] = SIZES
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("store", [Nested, Slots, Flat, Whole])
+@pytest.mark.parametrize("store", [Nested, Slots, Flat, Modules, Whole])
 def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None:
     model, texts = model_of(by_hand), [ids_of(2, 20), ids_of(2, 20, 2)]
     with torch.no_grad(), sinkscope.watch(model) as seen:
