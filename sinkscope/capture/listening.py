@@ -165,6 +165,7 @@ class Listener:
     def _reset(self) -> None:
         """Ends a pass that an interruption (Ctrl-C) cut off: torch calls no hook then."""
         self._frames.clear()
+        self._inputs = (), {}
         self._calls.end()
 
     # modules

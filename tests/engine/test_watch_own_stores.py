@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -292,6 +294,17 @@ def test_another_text_after_an_interruption_begins_anew() -> None:
         in_steps(model, second, Nested())
     assert not seen.left_out
     assert_same(seen.run(), in_one_pass(model, first, second), atol=2e-5)
+
+
+def test_what_an_interrupted_pass_was_given_is_let_go() -> None:
+    model, ids, store = model_of(), ids_of(2, 9), Nested()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        interrupted(model, ids, store)
+    kept = weakref.ref(store)
+    del store
+    gc.collect()
+    assert kept() is None
+    assert not seen.sequences
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
