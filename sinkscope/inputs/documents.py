@@ -135,7 +135,12 @@ def check_spec(spec: str) -> None:
         )
     if not path.is_file():
         raise SinkscopeError(f"no such data file: {name}")
-    if not path.stat().st_size:
+    try:
+        with path.open("rb") as file:
+            empty = not file.read(1)  # the size of a file of the system is 0, whatever it holds
+    except OSError as error:
+        raise SinkscopeError(f"cannot read {name}: {error.strerror}") from None
+    if empty:
         raise SinkscopeError(f"{name} is empty: give a file with text")
     if field and path.suffix.lower() == ".txt":
         raise SinkscopeError(f"{name} is plain text and has no field {field!r}")
