@@ -24,7 +24,7 @@ from sinkscope.capture.interface import call_of
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.output_projection import output_projection
-from sinkscope.capture.parts import goes_on
+from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own
@@ -163,7 +163,7 @@ class CallHearing:
 
     def _map(self, found: InlineCall) -> None:
         """Sums a map that the model formed. A softmax is not taken for attention where its head count is none that the
-        model names, or, where it names none, where queries and keys differ in number."""
+        model names, or, where it names none, where queries and keys differ in number and it fills no slots in order."""
         assert self.now is not None
         heads = self._heads(found.module, found.seen.probabilities, self.now.batch)
         if heads is None:
@@ -173,10 +173,11 @@ class CallHearing:
         counts = head_counts(self.model, found.module)
         if counts and heads not in counts:
             return
-        self._resume(found.module, seen, queries, partial(_end_of_map, seen.probabilities))
+        self._resume(found.module, seen, queries, partial(end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
         pools = self._place(found.module, False) != "cross" and _pools(seen.probabilities)
-        if self.now.cache is None and (pools or (not counts and queries != keys)):
+        oblong = not counts and queries != keys and not counts_up(seen.probabilities, 1)
+        if self.now.cache is None and (pools or oblong):
             if found.module not in self._oblong and goes_on(seen.probabilities):
                 self.now.over_cache = name, queries
             if queries > 1:
@@ -187,7 +188,7 @@ class CallHearing:
         among |= self.now.places
         onward = None if self.now.onward is None else self.now.onward(name, keys)
         if onward is None:
-            if not counts and queries != keys:
+            if oblong:
                 return
             cuts = self.now.padding.cuts(found.module, place, among)
             if cuts is None and self.now.cache is not None and self._place(found.module, False) != "cross":
@@ -292,15 +293,9 @@ def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
 
 def _pools(probabilities: Tensor) -> bool:
     """Whether a single query reads other positions than the first."""
-    return probabilities.shape[-2] < 2 and _end_of_map(probabilities) > 1
+    return probabilities.shape[-2] < 2 and end_of_map(probabilities) > 1
 
 
 def _end_of(call: AttentionCall) -> int:
     """The key after the last one that any query sees."""
     return int(MaskReadings().read(call).visible.reach[3].max())
-
-
-def _end_of_map(probabilities: Tensor) -> int:
-    """The same, of a map."""
-    seen = (probabilities != 0).flatten(0, 2).any(0)
-    return int(seen.nonzero().max()) + 1 if bool(seen.any()) else 0

@@ -121,14 +121,25 @@ def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
 
 
 def goes_on(probabilities: Tensor) -> bool:
-    """Whether the first query of a map sees several of more keys, and each later one a key more than the one before."""
-    queries, keys = probabilities.shape[-2:]
-    if keys <= queries or probabilities.is_meta:
+    """Whether the queries of a map are the last of more keys, in causal order; slots may stand empty behind these."""
+    if probabilities.is_meta or probabilities.shape[-1] <= probabilities.shape[-2]:
         return False
+    first = end_of_map(probabilities[..., :1, :])
+    return first > 1 and counts_up(probabilities, first)
+
+
+def counts_up(probabilities: Tensor, first: int) -> bool:
+    """Whether the first query sees the keys up to so many, and each later one a key more than the one before."""
+    queries, keys = probabilities.shape[-2:]
     seen = (probabilities != 0).flatten(0, -3).any(0)
     ends = (keys - seen.flip(-1).int().argmax(-1)).cpu()
-    first = int(ends[0])
-    return first > 1 and torch.equal(ends, torch.arange(first, first + queries))
+    return torch.equal(ends, torch.arange(first, first + queries))
+
+
+def end_of_map(probabilities: Tensor) -> int:
+    """The key after the last one that any query of a map sees."""
+    seen = (probabilities != 0).flatten(0, -2).any(0)
+    return int(seen.nonzero().max()) + 1 if bool(seen.any()) else 0
 
 
 @contextmanager

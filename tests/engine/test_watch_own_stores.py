@@ -198,9 +198,13 @@ def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None
     assert_same(seen.run(), in_one_pass(model, *texts), atol=2e-5)
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_slots_in_a_module_of_their_own_are_followed(by_hand: bool) -> None:
+def test_slots_in_a_module_of_their_own_are_followed(by_hand: bool, named: bool) -> None:
+    """Also where the module does not name its heads: queries and keys differ in number, but are in causal order."""
     model, alone, ids = model_of(by_hand, room=True), model_of(by_hand), ids_of(2, 20)
+    for layer in (*model.layers, *alone.layers) if not named else ():
+        del layer.n_head
     alone.load_state_dict(model.state_dict())
     with torch.no_grad(), sinkscope.watch(model) as seen:
         for start, piece in zip([0, 9, 10, 11], ids.split([9, 1, 1, 9], 1), strict=True):
