@@ -135,8 +135,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
         forward()
         watch.flush()
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
-    named = dict(zip(_names(seen), seen, strict=True))
-    parts = watch.split | in_pieces(keys) | no_maps(model, named, unmatched, given)
+    parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
     whole = [record for record in seen if record.module not in parts]
     return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls)
 
