@@ -351,6 +351,13 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
     if not only_counted:
         ready = {name: _tried(arm, setting) for name, arm in ready.items()}
     ready = {name: _prepared(arm, setting, only_counted) for name, arm in ready.items()}
+    controls = _add_controls(ready, setting, missing)
+    return Expanded(list(ready.values()), controls, list(dict.fromkeys(missing)))
+
+
+def _add_controls(ready: dict[str, Arm], setting: Setting, missing: list[str]) -> dict[str, str]:
+    """Adds the controls of the arms that are `ready`, and returns their names by those of their arms. `missing` gets a
+    line for each that cannot apply."""
     controls: dict[str, str] = {}
     for name, arm in list(ready.items()):
         control = arm.control()
@@ -366,7 +373,7 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
         elif type(ready[control.name]) is not type(control):
             raise _two_arms(control)
         controls[name] = control.name
-    return Expanded(list(ready.values()), controls, list(dict.fromkeys(missing)))
+    return controls
 
 
 def _take_name(given: dict[str, Arm], arm: Arm) -> None:
