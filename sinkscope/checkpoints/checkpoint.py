@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import holds_codes, is_linear, quantiser, widths
-from sinkscope.capture.private_doors import attention_name
+from sinkscope.capture.private_doors import attention_name, storage_number
 from sinkscope.checkpoints.placement import devices, input_device
 from sinkscope.checkpoints.private_doors import tokenizer_rules
 from sinkscope.checkpoints.tensor_hash import tensors_sha256
@@ -113,7 +115,7 @@ class Checkpoint:
         except (NotImplementedError, AttributeError):
             config = configuration(self.model)
             if config is None:
-                return self._largest_table
+                return self._table_rows
             size = getattr(config.get_text_config(), "vocab_size", None)
             if isinstance(size, int) and size > 0:
                 return size
@@ -133,13 +135,15 @@ class Checkpoint:
             table = getattr(decoder, "embed_tokens", None)
         return None if table is None else int(table.weight.shape[0])
 
-    @property
-    def _largest_table(self) -> int:
-        """Rows of the largest embedding of a module that names none as its vocabulary. Raises SinkscopeError."""
-        rows = [module.num_embeddings for module in self.model.modules() if isinstance(module, nn.Embedding)]
-        if not rows:
+    @cached_property
+    def _table_rows(self) -> int:
+        """Rows of the embedding that reads the token ids, in a module that names none; of the largest, where none does
+        in a pass over two ids. Raises SinkscopeError where there is no embedding."""
+        tables = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        if not tables:
             raise SinkscopeError(f"{type(self.model).__name__} has no token embedding: its vocabulary is unknown")
-        return max(rows)
+        read = _given_to(self.model, tables, torch.zeros(1, 2, dtype=torch.long, device=self.device))
+        return max(table.num_embeddings for table in read or tables)
 
     @property
     def max_positions(self) -> int | None:
@@ -158,6 +162,22 @@ class Checkpoint:
             if isinstance(limit, int) and limit > 0:
                 return limit
         return None
+
+
+def _given_to(model: nn.Module, tables: list[nn.Embedding], ids: Tensor) -> list[nn.Embedding]:
+    """The embeddings that a pass over these ids hands the ids themselves: not those of positions or segments, of which
+    one may have more rows."""
+    if len(tables) == 1 or ids.is_meta:
+        return []
+    read, memory = list[nn.Embedding](), storage_number(ids)
+
+    def see(table: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and storage_number(args[0]) == memory:
+            read.extend(one for one in tables if one is table)
+
+    with torch.no_grad(), hooked(tables, pre=see), suppress(Exception):  # what it cannot do with two ids is no matter
+        model(ids)
+    return read
 
 
 def configuration(model: nn.Module) -> Any:

@@ -22,7 +22,7 @@ from own_code import (
     watched,
     writer,
 )
-from plain_models import HEADS, VOCABULARY, WIDTH
+from plain_models import HEADS, VOCABULARY, WIDTH, plain
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -299,6 +299,16 @@ def test_a_model_s_head_is_no_output_projection(read: Any, direct: bool) -> None
     run = read(model, ids_of())
     assert run.heads["bos_mass"].notna().all()
     assert run.heads["ov_drain"].notna().all() == direct
+
+
+def test_the_vocabulary_is_that_of_the_embedding_that_reads_the_ids() -> None:
+    """The table of positions may have more rows, as in nanoGPT on characters: 65 tokens, 256 positions."""
+    model, ids = plain(), ids_of()
+    run = sinkscope.scan(model, data=ids, measure=("smoothing", "spikes"))
+    assert run.smoothing["rank_w"].notna().all()
+    ids[0, 3] = VOCABULARY
+    with pytest.raises(SinkscopeError, match=f"{VOCABULARY}"):
+        sinkscope.scan(model, data=ids)
 
 
 class TimeFirst(Attention):

@@ -77,10 +77,18 @@ class TokenIdInput(InputKind):
         """A module that is no transformers model does not tell which ids exist: it gets the first of those given."""
         if configuration(self.checkpoint.model) is not None or not _can_be_read_twice(self.request.handed):
             return super().probe()
-        tokens = token_data(self.request.handed, None)
+        tokens = token_data(self.request.handed, self._vocabulary)
         start, end = tokens.span(0)
         first = torch.from_numpy(tokens.ids[:1, start : min(end, start + DRY_RUN_TOKENS)])
         return first.to(self.checkpoint.device), {}
+
+    @property
+    def _vocabulary(self) -> int | None:
+        """How many token ids exist; None where no embedding tells."""
+        try:
+            return self.checkpoint.vocabulary
+        except SinkscopeError:
+            return None
 
     def read(self, positions: int) -> Reading:
         request, checkpoint = self.request, self.checkpoint
