@@ -24,8 +24,11 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.hooks import hooked
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall
+from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import as_float64
@@ -66,6 +69,32 @@ def trace(model: nn.Module, plan: Plan, forward: Callable[[], Any]) -> dict[str,
     return _Trace(model, plan).run(forward)
 
 
+@dataclass(frozen=True)
+class _Signals:
+    """What an attention call attends with, (B, H or G, T, d). `scaling`: the factor of q.k; None where it is not known.
+    `square`: it has as many queries as keys."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float | None
+    square: bool
+
+
+def _scaling(seen: AttentionMap) -> float | None:
+    """The number by which a model's own code multiplies q.k; None where its logits are no such multiple, as with a
+    position bias."""
+    if seen.logits is None or seen.query is None or seen.key is None or seen.query.shape[1] != seen.key.shape[1]:
+        return None
+    visible = seen.probabilities > 0
+    products = (as_float64(seen.query) @ as_float64(seen.key).mT)[visible]
+    logits = as_float64(seen.logits[..., : seen.key.shape[2]])[visible]
+    scaling = (products * logits).sum() / products.square().sum()
+    error = torch.linalg.vector_norm(logits - scaling * products)
+    fits = error <= FIT.get(seen.query.dtype, FIT[torch.float32]) * torch.linalg.vector_norm(logits)
+    return float(scaling) if bool(fits) else None
+
+
 class _Trace:
     """The state of the pass: inputs and outputs of the current block's modules."""
 
@@ -76,7 +105,8 @@ class _Trace:
         self.blocks = {site.block for site in plan.sites if site.block is not None}
         self.names = {module: name for name, module in model.named_modules()}
         self.records: dict[str, LinearCall] = {}
-        self.calls: dict[str, AttentionCall] = {}
+        self.calls: dict[str, _Signals] = {}
+        self.torch = InlineWatch(self._inline, model)
         self.inputs: dict[str, Tensor] = {}
         self.found: dict[str, Wiring] = {}
         self.busy = False
@@ -86,6 +116,7 @@ class _Trace:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(shadowed(self.model, self._attention))
+            stack.enter_context(self.torch.watched(self.model))
             for hooks in self._hooks():
                 stack.enter_context(hooks)
             forward()
@@ -100,8 +131,21 @@ class _Trace:
                 yield hooked(module, post=self._leave(path), with_kwargs=True)
 
     def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
-        self.calls[self.names.get(module, "")] = call
-        return read(call, self.failures)[0]
+        self.calls[self.names.get(module, "")] = _Signals(call.query, call.key, call.value, call.scaling, call.square)
+        with self.torch.paused():
+            return read(call, self.failures)[0]
+
+    def _inline(self, found: InlineCall | SdpaCall) -> None:
+        """Keeps what a call in the model's own code attends with, where batch and heads are two axes."""
+        if found.folded:
+            return
+        if isinstance(found, SdpaCall):
+            call = found.call
+            self.calls[found.module] = _Signals(call.query, call.key, call.value, call.scaling, call.square)
+            return
+        seen, (queries, keys) = found.seen, found.seen.probabilities.shape[-2:]
+        if seen.query is not None and seen.key is not None and seen.value is not None:
+            self.calls[found.module] = _Signals(seen.query, seen.key, seen.value, _scaling(seen), queries == keys)
 
     def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
         def hook(
@@ -134,12 +178,13 @@ class _Trace:
             site = self.sites.get(path)
             if site is not None and path in self.calls:
                 self.busy = True
-                self.found[site.name] = self._wiring(site, self.calls.pop(path))
+                with self.torch.paused():
+                    self.found[site.name] = self._wiring(site, self.calls.pop(path))
                 self.busy = False
 
         return hook
 
-    def _wiring(self, site: Site, call: AttentionCall) -> Wiring:
+    def _wiring(self, site: Site, call: _Signals) -> Wiring:
         z = self.inputs.get(site.module)
         x = self.inputs.get(site.block) if site.block is not None else None
         inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
@@ -163,7 +208,7 @@ class _Trace:
             factors = [
                 one_factor(projection, signal, z) for projection, signal in ((query, call.query), (key, call.key))
             ]
-            if None not in factors:
+            if scale is not None and None not in factors:
                 scale *= math.prod(factor for factor in factors if factor is not None)
                 cost_qk = weight_cost(read_by_query, read_by_key)
         return Wiring(norm, constant, rank_w, rank_qk, scale, cost_qk)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from models import random_ids, tiny
+from pressed import attends
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 from watched import find
@@ -202,3 +203,44 @@ def test_blocks_of_several_residual_streams_have_no_parts() -> None:
     found = find_parts(model, plan, lambda: forward(random_ids(2, 12)))
     assert set(found) == {"layers.2"}
     assert found["layers.2"].attention == "layers.2.self_attn"
+
+
+def by_torch(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=True)
+    return mixed.transpose(1, 2), None
+
+
+def by_hand(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(1)
+    maps = (query @ key.mT * scaling).masked_fill(later, -torch.inf).softmax(-1)
+    return (maps @ value).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("attention", [by_torch, by_hand])
+def test_attention_in_a_model_s_own_code_has_the_same_wiring(attention: Any) -> None:
+    """Also the scale of q.k, which a map that is formed by hand shows in its logits."""
+    expected = smoothing(small())
+    assert expected[["rank_w", "rank_qk", "cost_qk"]].notna().all(axis=None)
+    model = small()
+    with attends(model, attention):
+        same(smoothing(model), expected)
+
+
+def test_a_bias_in_the_logits_leaves_their_scale_unknown() -> None:
+    model = small()
+    places = torch.arange(20.0)
+
+    def biased(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
+    ) -> Any:
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        far = (places[: key.shape[2]] - places[: query.shape[2], None]).to(query.dtype)
+        maps = (query @ key.mT * scaling + far).masked_fill(far > 0, -torch.inf).softmax(-1)
+        return (maps @ value).transpose(1, 2), None
+
+    with attends(model, biased):
+        found = smoothing(model)
+    assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
+    assert found["cost_qk"].isna().all()
