@@ -122,9 +122,13 @@ class Loop:
         self._records = [BatchRecord(data.longest, self.quantities) for data in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
         with ExitStack() as ended:
-            if self.shards is not None:
-                self.processes.on_main(partial(ended.enter_context, self.shards.held()))
+            self.processes.on_main(partial(self._hold, ended))
             self._run()
+
+    def _hold(self, ended: ExitStack) -> None:
+        """Lets no other process measure into the folder of the shards until `ended`."""
+        if self.shards is not None:
+            ended.enter_context(self.shards.held())
 
     def _run(self) -> None:
         self._restore()
