@@ -13,6 +13,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.folder import FolderKind
 from sinkscope.runs.per_sequence import domains, not_shares
 from sinkscope.runs.schema.base import to_json
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -56,13 +57,21 @@ def _chosen(run: Run, selection: str) -> pd.Series:
         )
     else:
         other = not_shares(run)
-        known = heads["sink_score"].notna() & ~heads["stream"].isin(other)
+        short = [
+            name
+            for name, stream in run.summary.streams.items()
+            if says_nothing(stream.uniform_alpha_0.T, request.epsilon)
+        ]
+        known = heads["sink_score"].notna() & ~heads["stream"].isin([*other, *short])
         chosen = (heads["sink_score"] > request.epsilon).astype("boolean").where(known)
-        missing = (
-            f"{no_softmax(other)}; --level head --metric bos_mass writes its weights"
-            if other
-            else "no head has a sink_score"
-        )
+        missing = "no head has a sink_score"
+        if other:
+            missing = f"{no_softmax(other)}; --level head --metric bos_mass writes its weights"
+        elif short:
+            missing = (
+                f"in so short sequences uniform attention gives the first token more than {request.epsilon:g}, too: "
+                "scan with a larger --seq-len or --epsilon"
+            )
     if chosen.isna().all():
         raise SinkscopeError(f"--heads {selection}: {missing}")
     return chosen

@@ -253,6 +253,13 @@ def test_heads_without_softmax_are_not_told_from_sinks() -> None:
         selected_tokens(run, "sink")
 
 
+def test_heads_of_sequences_in_which_uniform_attention_passes_the_threshold_are_unknown() -> None:
+    run = scanned()
+    run.summary.streams["text"].uniform_alpha_0.T = 0.31
+    with pytest.raises(SinkscopeError, match="uniform attention gives the first token more"):
+        described_heads(run, "sink")
+
+
 def test_heads_without_the_rule_of_dormancy_are_unknown() -> None:
     run = scanned()
     run.heads["dormant"] = pd.array([True] * 4 + [None] * 4 + [False] * 4, dtype="boolean")

@@ -19,7 +19,7 @@ def render_bench(speed: Speed) -> str:
     lines = [
         *wrapped(
             f"{printable(speed.model)}, {speed.dtype} on {speed.device}{threads}: {speed.batch_size} x "
-            f"{speed.seq_len} random tokens, {rounds} rounds of all contenders"
+            f"{speed.seq_len} random tokens, {rounds} round{'s' * (rounds != 1)} of all contenders"
         ),
         "",
         *_table(speed),

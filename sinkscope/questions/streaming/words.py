@@ -27,7 +27,8 @@ def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, reques
             "heads": measured,
             "idle_heads": idle,
         }
-        kept = f"the first {request.options['sinks']} tokens and the last {request.options['window']}"
+        sinks = request.options["sinks"]
+        kept = f"the first {f'{sinks} tokens' if sinks != 1 else 'token'} and the last {request.options['window']}"
         if measured:
             text = f"{idle} of {measured} heads write less than 1 % of their energy from keys other than {kept}."
         elif stream.causal and stream.tokens_per_sequence <= request.options["window"] + request.options["sinks"]:
