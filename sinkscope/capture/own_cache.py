@@ -126,7 +126,7 @@ def _parts(value: object) -> list[Any]:
         return [*value]
     inside = _attribute(value, "__dict__") or {}
     if isinstance(value, nn.Module):
-        return [*value._buffers.values(), *value.children(), *(inside[name] for name in inside.keys() - OF_TORCH)]
+        return [*value.buffers(recurse=False), *value.children(), *(inside[name] for name in inside.keys() - OF_TORCH)]
     slots = (name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ())))
     return [*inside.values(), *(_attribute(value, name) for name in slots)]
 
