@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -145,7 +146,7 @@ def in_one_pass(model: Model, *texts: Tensor) -> Any:
 
 @pytest.mark.parametrize("prompt", [1, 9])
 @pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "tuple", "static"))
 def test_steps_give_the_numbers_of_one_pass(kind: str, by_hand: bool, prompt: int) -> None:
     model, first, second = model_of(kind, by_hand), ids_of(2, 20), ids_of(3, 20, 2)
     sizes = [prompt, *[1] * 6, 20 - prompt - 6]
