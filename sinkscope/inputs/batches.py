@@ -111,11 +111,16 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
 
     Lists of unequal length are padded on the right and masked. With `position_ids` instead of a mask, rows are packed:
     each piece whose positions count from 0 is read as a sequence of its own. `vocabulary`: how many ids exist; None
-    where this is not known yet. Raises SinkscopeError for anything else, for ids outside the vocabulary, and for
-    masks with holes.
+    where this is not known yet. Raises SinkscopeError for anything else, for a decoder's own ids, for ids outside the
+    vocabulary, and for masks with holes.
     """
     mask = positions = None
     if hasattr(data, "keys") and "input_ids" in data:
+        if "decoder_input_ids" in data:
+            raise SinkscopeError(
+                "a scan gives the decoder the text of the encoder, and reads no decoder_input_ids: leave them out, or "
+                "measure your own passes over two texts with sinkscope.watch"
+            )
         mask, positions, data = data.get("attention_mask"), data.get("position_ids"), data["input_ids"]
     rows = _rows(data, "data", "a SPEC, a list of them, or token ids (integers, [sequence, token])")
     if positions is not None:

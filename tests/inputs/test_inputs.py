@@ -456,6 +456,11 @@ def test_positions_that_are_no_integers_say_what_fits() -> None:
         token_data({"input_ids": [[3, 4]], "position_ids": [[0.0, 1.0]]}, None)
 
 
+def test_a_decoder_s_own_ids_are_not_ignored() -> None:
+    with pytest.raises(SinkscopeError, match="reads no decoder_input_ids: leave them out"):
+        token_data({"input_ids": [[3, 4]], "decoder_input_ids": [[5, 6, 7]]}, None)
+
+
 def test_first_token_is_the_first_valid_one(tiny_model: Any) -> None:
     """Padding on the left is no first token."""
     ids = torch.tensor([[2] * 6 + [7, *range(20, 37)], [7, *range(40, 63)]])
