@@ -30,7 +30,7 @@ from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.output_projection import projection_weight
-from sinkscope.capture.plan import Plan
+from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import need
@@ -136,16 +136,23 @@ class _Trace:
             return read(call, self.failures)[0]
 
     def _inline(self, found: InlineCall | SdpaCall) -> None:
-        """Keeps what a call in the model's own code attends with, where batch and heads are two axes."""
-        if found.folded:
+        """Keeps what a call in the model's own code attends with, where batch and heads are two axes.
+
+        A softmax that is no attention has another number of heads, or stands beside a call of transformers' interface.
+        """
+        site = self.sites.get(found.module)
+        if found.folded or site is None or site.path != INLINE:
             return
         if isinstance(found, SdpaCall):
             call = found.call
-            self.calls[found.module] = _Signals(call.query, call.key, call.value, call.scaling, call.square)
-            return
-        seen, (queries, keys) = found.seen, found.seen.probabilities.shape[-2:]
-        if seen.query is not None and seen.key is not None and seen.value is not None:
-            self.calls[found.module] = _Signals(seen.query, seen.key, seen.value, _scaling(seen), queries == keys)
+            signals = _Signals(call.query, call.key, call.value, call.scaling, call.square)
+        else:
+            seen, (queries, keys) = found.seen, found.seen.probabilities.shape[-2:]
+            if seen.query is None or seen.key is None or seen.value is None:
+                return
+            signals = _Signals(seen.query, seen.key, seen.value, _scaling(seen), queries == keys)
+        if signals.query.shape[1] == site.heads:
+            self.calls[found.module] = signals
 
     def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
         def hook(

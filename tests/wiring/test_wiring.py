@@ -244,3 +244,21 @@ def test_a_bias_in_the_logits_leaves_their_scale_unknown() -> None:
         found = smoothing(model)
     assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
     assert found["cost_qk"].isna().all()
+
+
+def test_another_softmax_in_the_module_is_not_taken_for_its_attention() -> None:
+    """It mixes what the heads wrote, as one head, behind the call of transformers' interface."""
+    expected, model = smoothing(small()), small()
+
+    def mixing(attend: Any) -> Any:
+        def forward(*args: Any, **given: Any) -> Any:
+            written, *rest = attend(*args, **given)
+            rows = written[:, None]
+            mixed = (rows @ rows.mT).softmax(-1) @ rows
+            return (written + 0 * mixed[:, 0], *rest)
+
+        return forward
+
+    for layer in model.layers:
+        layer.self_attn.forward = mixing(layer.self_attn.forward)
+    same(smoothing(model), expected)
