@@ -80,6 +80,12 @@ def most_dormant(heads: pd.DataFrame, score: str, count: int) -> list[Head]:
     return [(int(layers[row]), int(numbers[row])) for row in rows[order][:count]]
 
 
+def share_of(fraction: float, count: int) -> int:
+    """How many of `count` heads a fraction is: the nearest whole number, halves up. 0.29 of 50 is a half, though the
+    product of the floats lies below 14.5."""
+    return int(round(fraction * count, 9) + 0.5)
+
+
 def overlap(first: list[Head], second: list[Head]) -> float:
     """Intersection over union of two sets of heads, in [0, 1]; NaN where both are empty."""
     union = set(first) | set(second)
@@ -96,7 +102,7 @@ def agreement(heads: pd.DataFrame) -> DormancyScores:
     scores = [name for name in SCORES if name in heads]
     means = heads.groupby(["layer", "head"], sort=False)[scores].mean().reset_index()
     scores = [name for name in scores if _varies(means[name])]
-    count = max(1, round(FRACTION * len(means)))
+    count = max(1, share_of(FRACTION, len(means)))
     selected = {name: most_dormant(means, name, count) for name in scores}
     return DormancyScores(
         fraction=FRACTION,

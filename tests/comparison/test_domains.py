@@ -272,6 +272,13 @@ def test_a_score_that_all_heads_share_ranks_nothing() -> None:
     assert found.most_dormant["honor"] == [(0, 0), (0, 1)]
 
 
+def test_a_half_of_a_head_is_rounded_up() -> None:
+    """As where arms take a share of the heads."""
+    found = agreement(pd.DataFrame({"layer": [0] * 25, "head": range(25), "honor": range(25)}))
+    assert found.count == 3
+    assert found.most_dormant["honor"] == [(0, 0), (0, 1), (0, 2)]
+
+
 def test_published_rows_are_found_by_hub_id() -> None:
     rows_ = published_for("meta-llama/meta-llama-3-8b")
     found = {row.text: row.value for row in rows_ if row.metric == "sink_rate"}

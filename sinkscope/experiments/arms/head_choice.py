@@ -11,7 +11,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import catalogue
-from sinkscope.runs.dormancy import SCORES
+from sinkscope.runs.dormancy import SCORES, share_of
 from sinkscope.runs.saved.ablation import Heads
 
 if TYPE_CHECKING:
@@ -84,12 +84,6 @@ def check_fractions(fractions: list[float]) -> list[float]:
         if not 0 <= fraction <= 1:
             raise SinkscopeError(f"--fraction {fraction:g}: a share of the heads between 0 and 1 is needed")
     return sorted(set(fractions))
-
-
-def share_of(fraction: float, count: int) -> int:
-    """How many of `count` heads a fraction is: the nearest whole number, halves up. 0.29 of 50 is a half, though the
-    product of the floats lies below 14.5."""
-    return int(round(fraction * count, 9) + 0.5)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class DormancyScores(Record):
     fraction: float
     """Share of the heads that each score selects."""
     count: int
-    """Number of heads that each score selects: `fraction` of the heads, rounded to a whole number, half to an even one,
-    and 1 at least."""
+    """Number of heads that each score selects: `fraction` of the heads, rounded to the nearest whole number, halves
+    up, and 1 at least."""
     most_dormant: dict[str, list[Head]]
     """[layer, head] of the selected heads, by score: those with the lowest or the highest mean, over sequences and then
     over datasets; in a tie the first ones. A score that is the same in all heads ranks nothing and is left out."""

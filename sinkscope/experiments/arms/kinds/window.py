@@ -21,8 +21,9 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.changes import check_calls
 from sinkscope.experiments.arms.grammar import number
-from sinkscope.experiments.arms.head_choice import Score, head_table, read_scored, share_of
+from sinkscope.experiments.arms.head_choice import Score, head_table, read_scored
 from sinkscope.experiments.arms.positions import Positions
+from sinkscope.runs.dormancy import share_of
 
 KVHead = tuple[str, int]
 """The name of an attention site, and the number of a KV head."""
