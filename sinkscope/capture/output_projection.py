@@ -125,7 +125,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
                 return weight.detach()
             if type(projection).forward is conv1d().forward:
                 return weight.detach().mT
-    with torch.no_grad(), quiet_logs():  # once for all its passes: a change of level empties every logger's cache
+    with torch.no_grad(), quiet_logs():  # not in each pass: a changed level empties every logger's cache
         eye = torch.eye(width, **_home(projection, width))
         nothing = _applied(projection, torch.zeros_like(eye))
         if nothing.isfinite().all():
@@ -139,7 +139,7 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
     A quantised layer may divide what it reads by its size, and so return no number for 0: then the mean of what it
     returns for a vector and its opposite.
     """
-    with torch.no_grad(), quiet_logs():  # once, as above
+    with torch.no_grad(), quiet_logs():
         home = _home(projection, width)
         nothing = _applied(projection, torch.zeros(1, width, **home))[0]
         if nothing.isfinite().all():
@@ -223,7 +223,7 @@ def _home(projection: nn.Module, width: int) -> dict[str, Any]:
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
     """The projection's output; layers of quantised models may return their scales beside it."""
-    with quiet_logs(), unheard():
+    with unheard():
         output = projection(rows)
     return output[0] if isinstance(output, tuple) else output
 
