@@ -124,7 +124,7 @@ def test_who_reads_a_scan_rarely_turns_back(tiny_folder: Path, tmp_path: Path) -
         sinkscope("scan", tiny_folder, *SHORT, "--quiet", "--out", tmp_path / "run")
     climbs, returns = turns(["cli/scan.py", *files])
     assert {"engine/prepared.py", "engine/loop.py", "runs/run.py"} <= set(files)
-    assert climbs <= 15
+    assert climbs <= 10
     assert returns <= 15
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -94,14 +94,13 @@ def scan(
         forecasts = [forecast_request(wanted, metrics=options["metrics"], machine=dry.machine) for wanted in requests]
         processes.on_main(partial(print_forecasts, forecasts, as_json))
         return
-    settings = request.part(*SETTINGS)
     job = ScanJob(request, options["metrics"], resume, force, tuple({"csv", formats}), quiet, processes, more.strict)
     if len(models) == 1:
-        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter), settings))
+        place = out or processes.on_main(lambda: chosen_folder(job, own_name(models[0], more.adapter)))
         run, written = job.scan(models[0], place)
         show(run, written, as_json, quiet)
         return
-    scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name, settings), as_json)
+    scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name), as_json)
 
 
 def launched(device: str, tp: bool) -> Processes:
@@ -124,10 +123,10 @@ def own_name(model: str, adapter: Path | None) -> str:
     return slug(model) if adapter is None else f"{slug(model)}--{slug(str(adapter))}"
 
 
-def chosen_folder(job: ScanJob, name: str, asked: dict[str, Any]) -> Path:
+def chosen_folder(job: ScanJob, name: str) -> Path:
     """The run folder where no --out is given; says so where it is not runs/NAME."""
     base = Path("runs") / name
-    chosen = run_folder(base, asked, job.resume, job.force)
+    chosen = run_folder(base, job.request.part(*SETTINGS), job.resume, job.force)
     if chosen != base and not job.resume and not job.quiet:
         say(f"{base} is there already: this run goes to {chosen} (--force replaces it, --resume continues it)")
     return chosen

@@ -13,6 +13,7 @@ from sinkscope.engine.manifest import describe
 from sinkscope.engine.prepared import prepared
 from sinkscope.engine.shards import Shards, first_difference, resume_key, with_weights
 from sinkscope.errors import SinkscopeError
+from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.folder import UNFINISHED
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run, finished, load_run
@@ -78,8 +79,8 @@ def wanted_manifest(request: Request, checkpoint: Checkpoint) -> Manifest:
     """The manifest that a scan of this request would write now, for `finished_before`: the model is open, its inputs
     are read, and nothing is measured. Raises SinkscopeError where the scan would."""
     with alone(f"a look at {request.model}"):
-        measured = metric_set(()).asked(request.measures)
-        loop, request = prepared(request, checkpoint, measured, lambda *_: None, ALONE, strict=False)
+        declared = quantity_set(metric_set(()).asked(request.measures), request.lengths)
+        loop, request = prepared(request, checkpoint, declared, lambda *_: None, ALONE, strict=False)
         return with_weights(describe(loop, request, {"status": "skipped"}), checkpoint)
 
 

@@ -13,7 +13,7 @@ from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.measurement import measurements, refuse_spread
 from sinkscope.errors import SinkscopeError
-from sinkscope.metrics.registry import MetricSet
+from sinkscope.metrics.quantities import QuantitySet, quantity_set
 from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.request import Request
 from sinkscope.tables.columns import metric_set
@@ -22,8 +22,8 @@ from sinkscope.tables.columns import metric_set
 def checked(
     request: Request, metrics: Sequence[Callable[..., Any] | str | Path], model: Any, processes: Processes,
     hash_later: bool = False,
-) -> tuple[MetricSet, LoadOptions]:  # fmt: skip
-    """The metrics of the scan, and how its model is loaded. Raises SinkscopeError for what is wrong with the request
+) -> tuple[QuantitySet, LoadOptions]:  # fmt: skip
+    """What the scan measures, and how its model is loaded. Raises SinkscopeError for what is wrong with the request
     for every model.
 
     `hash_later`: see `LoadOptions`; several processes compare the hash at once.
@@ -44,8 +44,9 @@ def checked(
         refuse_spread(measurements(request.measures))
     check_asked(request)
     measured = metric_set(metrics).asked(request.measures)
-    check_rule(request.dormant_rule, measured.names("heads"))
-    return measured, options
+    columns, declared = measured.names("heads"), quantity_set(measured, request.lengths)
+    check_rule(request.dormant_rule, columns)
+    return declared, options
 
 
 def loaded(model: Any, tokenizer: Any, options: LoadOptions, report: Progress) -> Checkpoint:

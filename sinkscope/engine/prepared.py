@@ -8,7 +8,7 @@ from typing import Any
 from sinkscope.capture import plan
 from sinkscope.capture.plan import runnable
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward
+from sinkscope.checkpoints.forward import DRY_RUN_TOKENS
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import check_lengths
 from sinkscope.engine.input_kinds import blaming, claim
@@ -17,49 +17,46 @@ from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Loop, Progress
 from sinkscope.engine.measurement import Subject, measurements
 from sinkscope.engine.tensor_parallel import spread
-from sinkscope.metrics.quantities import quantity_set
-from sinkscope.metrics.registry import MetricSet
-from sinkscope.runs.questions import questions_asked
+from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs.request import Request
 
 
 def prepared(
-    request: Request, checkpoint: Checkpoint, measured: MetricSet, report: Progress, processes: Processes, strict: bool
-) -> tuple[Loop, Request]:
+    request: Request, checkpoint: Checkpoint, declared: QuantitySet, report: Progress, processes: Processes,
+    strict: bool,
+) -> tuple[Loop, Request]:  # fmt: skip
     """A loop that is ready for its first batch, and the request with what this model and these inputs add to it.
 
     Raises SinkscopeError where the model cannot read the inputs, or lacks what a measurement needs.
     """
-    forward = Forward(checkpoint.model)
-    kind = claim(request, checkpoint, forward)
+    kind = claim(request, checkpoint)
+    forward = kind.forward
     with blaming(type(kind)):
         short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         call_plan = plan(checkpoint.model, partial(forward, short, **extra))
     with blaming(type(kind)):
         reading = kind.read(call_plan.positions)
-    names = (*request.measures, *reading.measures)
     check_lengths(request.lengths, reading.tokens)
     heads = None
     if processes.tensor:
         call_plan, heads = spread(checkpoint.model, call_plan, processes.count)
-    declared = quantity_set(measured, request.lengths)
-    measures = questions_asked(names)
+    measures = reading.measures(request.measures)
     request = request.model_copy(update={"measures": measures, "model": checkpoint.facts["id"]})
     loop = Loop(
         checkpoint, call_plan, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
         declared=declared, processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
     subject = Subject(
-        checkpoint.model, call_plan, measured, partial(_short_pass, checkpoint, forward, reading),
+        checkpoint.model, call_plan, declared.metrics, partial(_short_pass, checkpoint, reading),
         lambda batch: forward(batch.inputs, batch.mask, **batch.extra), request, reading.rules.bos_id,
     )  # fmt: skip
     loop.measurements = [measurement_type(subject) for measurement_type in measurements(measures)]
     return loop, request
 
 
-def _short_pass(checkpoint: Checkpoint, forward: Forward, reading: Reading) -> Any:
+def _short_pass(checkpoint: Checkpoint, reading: Reading) -> Any:
     """Runs the model on a few short sequences, every token at position 0. Raises SinkscopeError where it cannot."""
     probes = reading.kind.several_probes()
     with runnable(checkpoint.model, f"{len(probes)} sequences of {probes.shape[1]} tokens"):
-        return forward.at_position_zero(probes)
+        return reading.kind.forward.at_position_zero(probes)

@@ -174,10 +174,10 @@ def scan_request(
     started, report = time.perf_counter(), Stages(progress or (lambda *_: None))
     model = request.model if model is None else model
     with alone(f"a scan of {request.model}"), COMPILATION.told(report.compiling), ExitStack() as ended:
-        measured, options = processes.run(partial(checked, request, metrics, model, processes, not resume))
+        declared, options = processes.run(partial(checked, request, metrics, model, processes, not resume))
         checkpoint = processes.run(partial(loaded, model, tokenizer, options, report))
         ended.callback(checkpoint.close)
-        loop, request = processes.run(partial(prepared, request, checkpoint, measured, report, processes, strict))
+        loop, request = processes.run(partial(prepared, request, checkpoint, declared, report, processes, strict))
         processes.require_same(shared_facts(loop))
         check = check_loop(loop) if request.self_check else {"status": "skipped"}
         if strict:

@@ -17,7 +17,6 @@ import sinkscope
 from sinkscope import SinkscopeError
 from sinkscope.capture import Site
 from sinkscope.checkpoints import wrap_model
-from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds import INPUT_KINDS, InputKind, Reading, check_asked, claim, kind_asked_for
 from sinkscope.inputs import Corpus, token_rules
 from sinkscope.inputs.batches import TokenData, as_corpus, token_data
@@ -189,7 +188,7 @@ def test_ids_that_can_be_read_once_are_read_once(tiny_model: Any) -> None:
 def test_a_model_of_pictures_says_what_it_reads(request_: Request, words: str) -> None:
     checkpoint = wrap_model(tiny_model(AutoModel, "vit"))
     with pytest.raises(SinkscopeError, match=words):
-        claim(request_, checkpoint, Forward(checkpoint.model))
+        claim(request_, checkpoint)
 
 
 def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None:
@@ -197,7 +196,7 @@ def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None
     checkpoint = wrap_model(tiny_model)
     rows = torch.randint(FIRST, VOCABULARY, (3, 24), generator=torch.Generator().manual_seed(0))
     both = [
-        claim(request_, checkpoint, Forward(checkpoint.model)).read(1).corpora[0]
+        claim(request_, checkpoint).read(1).corpora[0]
         for request_ in (wanted(given=rows, seq_len=16, num_sequences=2), wanted(given=rows))
     ]
     assert both[0].ids.shape == (2, 16)

@@ -208,7 +208,7 @@ def looked_for(outline: Outline, request: Request) -> Look:
         return _signals(outline, request, forward)
     texts = isinstance(request.handed, Texts)  # read as a SPEC is, which takes a tokenizer
     if outline.task is not None or (request.handed is not None and not texts):
-        kind = claim(request, outline, forward)
+        kind = claim(request, outline)
         sample, _ = kind.probe()
         domains = [(len(data.ids), data.ids.shape[1]) for data in kind.read(0).tokens]
         inputs = partial(_resized, sample) if sample.is_floating_point() else token_ids

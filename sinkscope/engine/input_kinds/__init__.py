@@ -63,8 +63,9 @@ def check_asked(request: Request) -> None:
         kind.check(request)
 
 
-def claim(request: Request, checkpoint: Checkpoint, forward: Forward) -> InputKind:
+def claim(request: Request, checkpoint: Checkpoint) -> InputKind:
     """Creates the kind that reads a request for a model. Raises SinkscopeError where the model cannot read it."""
+    forward = Forward(checkpoint.model)
     kind = _first(lambda kind: kind.claims(request, checkpoint, forward))
     with blaming(kind):
         return kind(request, checkpoint, forward)

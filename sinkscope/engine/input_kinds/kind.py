@@ -17,6 +17,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, TokenRules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.rules import first_token
+from sinkscope.runs.questions import questions_asked
 from sinkscope.runs.request import Request
 from sinkscope.tables.values import Domain, text_regions
 
@@ -101,10 +102,10 @@ class Reading:
         """Sequences in all."""
         return sum(len(data.ids) for data in self.tokens)
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The measurements that these sequences ask for by themselves."""
-        return ("regions",) if any(corpus.regions is not None for corpus in self.corpora) else ()
+    def measures(self, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """The questions asked, and those that these sequences ask for by themselves, in the order of all questions."""
+        have_regions = any(corpus.regions is not None for corpus in self.corpora)
+        return questions_asked((*asked, "regions")) if have_regions else asked
 
     @property
     def warnings(self) -> list[str]:
