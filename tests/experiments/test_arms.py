@@ -848,6 +848,15 @@ def test_what_the_grammar_refuses(text: str, error: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+NEED_A_RUN = ("massive:zero", "heads:honor:25%", "dynamic:honor:25%", "window:8+1/honor:50%", "kv:4+sink-tokens")
+
+
+@pytest.mark.parametrize("text", NEED_A_RUN)
+def test_an_arm_without_its_run_is_refused_before_the_model_is_loaded(text: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match="give --run"):
+        sinkscope.arms("/nowhere/model", [text])
+
+
 @pytest.mark.parametrize(
     ("family", "text", "error"),
     [

@@ -17,6 +17,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.checkpoints import Checkpoint
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms_table import UNABLATED
 
@@ -179,6 +180,11 @@ class Arm(ABC):
         return self
 
     @property
+    def from_run(self) -> str:
+        """What a run tells the arm, in one clause; empty where it needs no run. `ready` is called with a run then."""
+        return ""
+
+    @property
     def tries(self) -> bool:
         """Whether `tried` runs the model, once for all such arms."""
         return False
@@ -219,6 +225,12 @@ class Arm(ABC):
         """The random arm that this one is held against; None where there is none. Called once it is prepared. A control
         that cannot apply is left out, with a warning."""
         return None
+
+
+def check_run(arm: Arm, run: object) -> None:
+    """Raises SinkscopeError where the arm needs a run and there is none."""
+    if arm.from_run and run is None:
+        raise SinkscopeError(f"--arm {arm.name}: {arm.from_run}: give --run")
 
 
 class Unablated(Arm):

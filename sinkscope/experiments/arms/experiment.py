@@ -22,7 +22,7 @@ from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Arm, Setting
+from sinkscope.experiments.arms.arm import Arm, Setting, check_run
 from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
@@ -276,6 +276,8 @@ def arms(
     parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
     if not parsed:
         raise SinkscopeError("nothing to measure: at least one arm is needed")
+    for arm in parsed:
+        check_run(arm, run)
     text = Text(loss_data(data), seq_len, num_sequences, seed)
     check_numbers(text, draws)
     report = progress or _silent
@@ -330,6 +332,7 @@ def expanded(arms: Sequence[Arm], setting: Setting, only_counted: bool = False) 
 
     def applicable(arm: Arm) -> Arm:
         with blaming(arm):
+            check_run(arm, setting.run)
             return arm if only_counted and arm.reads_tokens else arm.ready(setting)
 
     ready: dict[str, Arm] = {}

@@ -49,6 +49,11 @@ class Positions:
         """`+NAME` behind what is done to all other positions; nothing where none is kept."""
         return "" if self.count == 0 else f"+{self.name}"
 
+    @property
+    def from_run(self) -> str:
+        """What a run tells of these positions, as `Arm.from_run`."""
+        return f"{self.name}: tokens.csv of a run names these tokens" if self.place.endswith(SINK_TOKENS) else ""
+
     def control(self) -> Positions | None:
         """As many random positions; None for positions that are random, or none at all."""
         if self.random or self.count == 0:
@@ -62,8 +67,7 @@ class Positions:
         if self.place.endswith(SINKS) and setting.no_sinks:
             raise SinkscopeError(f"{about}: {setting.no_sinks}")
         if self.place.endswith(SINK_TOKENS):
-            if setting.run is None:
-                raise SinkscopeError(f"{about}: tokens.csv of a run names these tokens: give --run")
+            assert setting.run is not None  # `check_run` saw to it
             sink_ids(setting.run)
         length = setting.ids.shape[1]
         most = length - 1 if self.random else length
@@ -110,6 +114,10 @@ class PositionArm(Arm):
     @property
     def random(self) -> bool:
         return self.positions.random
+
+    @property
+    def from_run(self) -> str:
+        return self.positions.from_run
 
     def ready(self, setting: Setting) -> Arm:
         check_calls(setting)

@@ -34,10 +34,13 @@ class DynamicHeads(Arm):
     def name(self) -> str:
         return f"dynamic:{self.score.name}{100 * self.share:g}%"
 
+    @property
+    def from_run(self) -> str:
+        return "its threshold is a quantile of a run"
+
     def ready(self, setting: Setting) -> Arm:
         check_sites(setting)
-        if setting.run is None:
-            raise SinkscopeError(f"--arm {self.name}: its threshold is a quantile of a run: give --run")
+        assert setting.run is not None  # `check_run` saw to it
         lengths, length = {data.seq_len for data in setting.run.manifest.data}, setting.ids.shape[1]
         if length not in lengths:
             raise SinkscopeError(

@@ -102,10 +102,13 @@ class ScoredHeads(NamedHeads):
     def name(self) -> str:
         return f"heads:{self.score.name}{100 * self.share:g}%"
 
+    @property
+    def from_run(self) -> str:
+        return "its heads are chosen by a score of a run"
+
     def ready(self, setting: Setting) -> Arm:
         check_sites(setting)
-        if setting.run is None:
-            raise SinkscopeError(f"--arm {self.name}: its heads are chosen by a score of a run: give --run")
+        assert setting.run is not None  # `check_run` saw to it
         try:
             table = head_table(setting.run, [self.score])
             return ZeroedHeads(self.name, table.dormant(self.score, table.count(self.share)), table)

@@ -49,6 +49,10 @@ class ReplacedElements(Arm):
     def random(self) -> bool:
         return self.how == "random"
 
+    @property
+    def from_run(self) -> str:
+        return "the elements are those that a run found massive"
+
     def ready(self, setting: Setting) -> Arm:
         return replace(self, elements=massive_elements(setting, self.name))
 
@@ -134,11 +138,10 @@ def is_massive(x: Tensor, channels: Tensor) -> Tensor:
 def massive_elements(setting: Setting, name: str) -> Elements:
     """The run's channels with massive elements, by the block at whose input each first has some.
 
-    Raises SinkscopeError where there is no run, it found none, or the block's path is not known or is called several
-    times in a pass.
+    Raises SinkscopeError where the run found none, or the block's path is not known or is called several times in a
+    pass.
     """
-    if setting.run is None:
-        raise SinkscopeError(f"--arm {name}: the elements are those that a run found massive: give --run")
+    assert setting.run is not None  # `check_run` saw to it
     blocks = {site.layer: site for site in setting.sites if site.stream == "text"}
     stream = setting.run.summary.streams.get("text")
     elements: Elements = {}

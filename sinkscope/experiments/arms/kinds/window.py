@@ -44,6 +44,11 @@ class CachePlan(ABC):
     def random(self) -> bool:
         """Whether each draw chooses other heads."""
 
+    @property
+    def from_run(self) -> str:
+        """What a run tells the plan, as `Arm.from_run`."""
+        return ""
+
     @abstractmethod
     def ready(self, setting: Setting, sites: list[Site]) -> CachePlan:
         """The plan over the KV heads of these sites. Raises SinkscopeError where it cannot be made."""
@@ -72,9 +77,12 @@ class ScoredPlan(CachePlan):
     def random(self) -> bool:
         return False
 
+    @property
+    def from_run(self) -> str:
+        return f"{self.name}: a score of a run chooses these heads"
+
     def ready(self, setting: Setting, sites: list[Site]) -> CachePlan:
-        if setting.run is None:
-            raise SinkscopeError(f"{self.name}: a score of a run chooses these heads: give --run")
+        assert setting.run is not None  # `check_run` saw to it
         rows = head_table(setting.run, [self.score]).rows
         scores = rows.set_index(["module", "head"])[self.score.column]
         dormancy = pd.Series({head: self._of_group(scores, head, sites) for head in kv_heads(sites)}, dtype=float)
@@ -187,6 +195,10 @@ class Window(Arm):
     @property
     def random(self) -> bool:
         return self.sinks.random or (self.plan is not None and self.plan.random)
+
+    @property
+    def from_run(self) -> str:
+        return self.sinks.from_run or ("" if self.plan is None else self.plan.from_run)
 
     def ready(self, setting: Setting) -> Arm:
         check_calls(setting)
