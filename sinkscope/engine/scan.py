@@ -15,6 +15,7 @@ from typing import Any
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.loops.compilation import COMPILATION
+from sinkscope.capture.quiet_logs import quiet_logs
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
@@ -177,6 +178,7 @@ def scan_request(
         declared, options = processes.run(partial(checked, request, metrics, model, processes, not resume))
         checkpoint = processes.run(partial(loaded, model, tokenizer, options, report))
         ended.callback(checkpoint.close)
+        ended.enter_context(quiet_logs())  # once: each level that a pass would change empties every logger's cache
         loop, request = processes.run(partial(prepared, request, checkpoint, declared, report, processes, strict))
         processes.require_same(shared_facts(loop))
         check = check_loop(loop) if request.self_check else {"status": "skipped"}
