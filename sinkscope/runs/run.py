@@ -249,7 +249,8 @@ def _places(table: str) -> list[str]:
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
     """All text is quoted where some of it holds a carriage return, which csv leaves bare: readers would end the row."""
-    text = [table[column] for column in table.columns if pd.api.types.is_string_dtype(table[column])]
+    maybe = [name for name, kind in table.dtypes.items() if pd.api.types.is_string_dtype(kind)]  # or other objects
+    text = [table[name] for name in maybe if pd.api.types.is_string_dtype(table[name])]
     has_return = any(column.str.contains("\r", regex=False).any() for column in text)
     return csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
 

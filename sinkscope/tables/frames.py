@@ -62,8 +62,7 @@ def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, r
         for index, name in enumerate(metrics.names("heads")):
             row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
         rows.append(row)
-    table = pd.DataFrame(rows)
-    return table.astype(dict.fromkeys(("max_abs_token", "max_abs_dim", "dormant_heads"), "Int64"))
+    return _of_kinds(pd.DataFrame(rows), dict.fromkeys(("max_abs_token", "max_abs_dim", "dormant_heads"), "Int64"))
 
 
 def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -> pd.DataFrame:
@@ -237,7 +236,14 @@ def joined(pieces: list[dict[str, Any]], kinds: dict[str, str] | None = None) ->
     """
     lengths = [max(len(value) for value in piece.values() if not _single(value)) for piece in pieces]
     columns = {name: _column([piece[name] for piece in pieces], lengths) for name in pieces[0]}
-    return pd.DataFrame(columns).astype(kinds or {})
+    return _of_kinds(pd.DataFrame(columns), kinds or {})
+
+
+def _of_kinds(table: pd.DataFrame, kinds: dict[str, str]) -> pd.DataFrame:
+    """The table, with these columns turned to these types: `astype` with a dictionary copies all other columns, too."""
+    for name, kind in kinds.items():
+        table[name] = table[name].astype(kind)
+    return table
 
 
 def _single(value: Any) -> bool:

@@ -241,11 +241,12 @@ def _strongest(heads: pd.DataFrame, mass: str, epsilon: float | None) -> Table:
     """The heads with the most attention on the first token. `epsilon`: None where no threshold tells a sink."""
     headers = ("layer.head", "bos_mass", "alpha_0", "margin, nats", "entropy, nats", "honor", "pattern")
     order = heads.sort_values("bos_mass", ascending=False, kind="stable").head(STRONGEST)
+    cells = ["layer", "head", "bos_mass", "bos_mass_sem", "sink_score", "sink_margin", "entropy", "honor", "pattern"]
     rows = [
         (f"{row['layer']}.{row['head']}", estimate(row["bos_mass"], row["bos_mass_sem"], 3),
          fixed(row["sink_score"], 3), fixed(row["sink_margin"], 2), fixed(row["entropy"], 2), fixed(row["honor"], 2),
          MISSING if is_missing(row["pattern"]) else printable(row["pattern"]))
-        for row in order.to_dict("records")
+        for row in order[cells].to_dict("records")
     ]  # fmt: skip
     sinks = 0 if epsilon is None else int((order["sink_score"] > epsilon).sum())
     what = "strongest sinks" if sinks == len(order) else f"most {mass}"
