@@ -83,7 +83,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Style], None]:
     return use
 
 
-@pytest.mark.parametrize("style", slow_but(STYLES, "bmm", "sdpa"))
+@pytest.mark.parametrize("style", slow_but(STYLES, "bmm"))
 def test_every_column_is_the_interface_s(style: str, inline: Callable[[Style], None]) -> None:
     model, ids = tiny("llama"), random_ids(3, 90)
     expected = sinkscope.scan(model, data=ids, batch_size=3)

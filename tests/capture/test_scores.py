@@ -56,7 +56,7 @@ def naive(call: AttentionCall, given: torch.Tensor | None, mask: str, score: str
 
 @pytest.mark.parametrize("score", WEIGHTS)
 @pytest.mark.parametrize("mask", slow_but(MASKS, *list(MASKS)[:2]))
-@pytest.mark.parametrize("sizes", SIZES[:2])
+@pytest.mark.parametrize("sizes", [pytest.param(SIZES[0], marks=pytest.mark.slow), SIZES[1]])
 def test_walk_against_the_whole_matrix(sizes: tuple[int, int, int, int, int], mask: str, score: str) -> None:
     call, seen = make_call(sizes, mask, score)
     a = naive(call, seen, mask, score)

@@ -45,7 +45,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         logging.getLogger(name).removeHandler(handler)
 
 
-@pytest.mark.parametrize("more", [(), ("--generate", 2)])
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), ("--generate", 2)])
 def test_a_scan_shows_no_line_of_another_library(
     more: tuple[object, ...], told: list[str], tmp_path: Path, scan_cli: Scan
 ) -> None:

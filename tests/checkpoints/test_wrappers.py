@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from models import random_ids, tiny
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from transformers import AttentionInterface, LlamaForCausalLM, modeling_utils
@@ -133,7 +134,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", slow_but(WRAPPERS, "DataParallel", "two of them"))
 def test_the_model_inside_a_wrapper_is_measured(name: str) -> None:
     run = scan(WRAPPERS[name](tiny("llama")))
     assert_as(run.heads, plain_heads())

@@ -25,7 +25,10 @@ def claims(*words: object) -> Any:
     return CliRunner().invoke(app, ["claims", *map(str, words), "--dry-run", "--machine", "a100"])
 
 
-@pytest.mark.parametrize("chosen", [(), ("first-token",), ("value-is-not-needed",)])
+@pytest.mark.parametrize(
+    "chosen",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in [(), ("first-token",)]), ("value-is-not-needed",)],
+)
 def test_every_measurement_is_told_once_with_its_sequences(
     chosen: tuple[str, ...], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

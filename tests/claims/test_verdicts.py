@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from models import random_ids, tiny
+from tiers import slow_but
 from trigger_models import relu_with_a_sink
 
 import sinkscope
@@ -215,14 +216,19 @@ def test_a_normalised_score_that_is_no_softmax_tests_neither_claim() -> None:
         assert told.figures["largest error"].value < 0.005
 
 
-@pytest.mark.parametrize("attention", ["exp-free", "sigmoid", "sigmoid-free", "relu-norm", "sigmoid-norm", "softmax"])
+@pytest.mark.parametrize(
+    "attention",
+    slow_but(["exp-free", "sigmoid", "sigmoid-free", "relu-norm", "sigmoid-norm", "softmax"], "sigmoid", "relu-norm"),
+)
 def test_only_relu_is_put_to_the_claim_about_relu(attention: str) -> None:
     """Whatever mass such a model puts on BOS, and whether it solves the task or not."""
     verdict, told = judged(CLAIMS["relu-needs-none"], model(renamed(attention, explicit("relu")))())
     assert (verdict, told.reason) == (NOT_TESTED, f"the claim is about ReLU attention, not {attention}")
 
 
-@pytest.mark.parametrize("attention", ["softmax1", "learned-sink", "gated", "exp-free", "relu"])
+@pytest.mark.parametrize(
+    "attention", slow_but(["softmax1", "learned-sink", "gated", "exp-free", "relu"], "gated", "exp-free")
+)
 def test_only_a_plain_softmax_is_put_to_the_claim_about_softmax(attention: str) -> None:
     """An extra logit or a gate may rest without a sink, and the theorem does not speak of them."""
     network = explicit("relu") if attention == "relu" else TriggerModel(TriggerConfig(attention)).eval()

@@ -393,7 +393,7 @@ def test_parent_folders_are_made(tiny_folder: Path, scan_cli: Scan, tmp_path: Pa
     assert (tmp_path / "deep" / "er" / "run" / "heads.csv").is_file()
 
 
-@pytest.mark.parametrize("out", [".", "../here", "here/"])
+@pytest.mark.parametrize("out", slow_but([".", "../here", "here/"], "."))
 def test_out_may_be_an_empty_folder_that_exists(
     out: str, tiny_folder: Path, scan_cli: Scan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,7 +523,7 @@ def test_interrupted_scan_exits_130(tiny_folder: Path, scan_cli: Scan, patch_for
     assert "error" not in outcome.stderr
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("call", slow_but([1, 2, 3, 4, 5, 6], 1, 6))
 def test_interruption_before_the_first_batch_leaves_nothing(
     call: int, tiny_folder: Path, scan_cli: Scan, patch_forward: Patch
 ) -> None:
@@ -565,7 +565,7 @@ def test_interruption_in_the_second_domain(tiny_folder: Path, scan_cli: Scan, pa
     assert run.summary.data == ["prose", "code"]
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("part", slow_but([1, 2, 3, 4, 5], 2, 5))
 def test_interruption_while_a_batch_is_kept(
     part: int, tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

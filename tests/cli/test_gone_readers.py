@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from desk import scanned
+from tiers import slow_but
 
 from sinkscope.cli import main
 
@@ -35,8 +36,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-@pytest.mark.parametrize("github", ["", "true"])
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("github", slow_but(["", "true"], "true"))
+@pytest.mark.parametrize("options", [(), pytest.param(("--json",), marks=pytest.mark.slow)])
 def test_a_failed_check_fails(
     options: tuple[str, ...], github: str, stream: str, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

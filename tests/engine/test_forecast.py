@@ -15,6 +15,7 @@ from conftest import make_model
 from ggufs import write_gguf
 from hub import files_of, found
 from models import FAMILIES, random_ids, tiny
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -72,7 +73,7 @@ def folder(path: Path, config: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "gpt2", "gemma3", "bert"))
 def test_the_plan_without_numbers_is_that_of_the_model(family: str) -> None:
     model = tiny(family)
     real = plan(model, lambda: Forward(model)(token_ids(1, 16)))
@@ -198,7 +199,7 @@ def counting(model: nn.Module) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("count", "size"), [(7, 3), (5, None), (1, None)])
+@pytest.mark.parametrize(("count", "size"), slow_but([(7, 3), (5, None), (1, None)], (7, 3)))
 def test_a_scan_makes_the_passes_that_are_told(count: int, size: int | None) -> None:
     model, ids = tiny("llama"), random_ids(count, 48)
     told = dry_run(model, data=ids, batch_size=size, **ON)

@@ -15,6 +15,7 @@ import torch
 from conftest import Refused, Scan
 from families import tiny_model
 from models import random_ids, tiny
+from tiers import slow_but
 from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 from watched import hooks
@@ -198,7 +199,7 @@ def test_spread_heads_are_refused_where_a_measurement_reads_weights() -> None:
     refuse_spread([Echo])
 
 
-@pytest.mark.parametrize("name", ["smoothing", "spikes"])
+@pytest.mark.parametrize("name", slow_but(["smoothing", "spikes"], "spikes"))
 def test_a_model_that_cannot_be_run_on_short_sequences_is_refused_in_one_line(name: str) -> None:
     """Funnel pools four tokens to one, and its relative positions then fit no longer."""
     model = tiny_model(AutoModelForMaskedLM, "funnel")

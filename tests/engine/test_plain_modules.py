@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_models import HEADS, WAYS, WIDTH, plain, tokens
+from tiers import slow_but
 from torch import nn
 
 import sinkscope
@@ -14,7 +15,7 @@ from sinkscope import SinkscopeError
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(WAYS, "product", "multi_head"))
 def test_every_way_to_attend_is_read(way: str) -> None:
     model, ids = plain(way), tokens()
     run = sinkscope.scan(model, data=ids)

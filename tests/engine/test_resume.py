@@ -476,7 +476,10 @@ def test_another_configuration_is_refused(tiny_folder: Path, copied: Path, tmp_p
         _measure(copied, out, resume=True)
 
 
-@pytest.mark.parametrize("name", ["generation_config.json", "preprocessor_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["generation_config.json", "preprocessor_config.json", "chat_template.jinja"], "chat_template.jinja"),
+)
 def test_another_settings_file_is_refused(name: str, copied: Path, tmp_path: Path, break_off: BreakOff) -> None:
     """How pictures are scaled, what a decoder starts with, the words around a prompt."""
     out = tmp_path / "run"

@@ -13,6 +13,7 @@ import torch
 from own_code import READ, Attention, Writer, assert_float64, hidden, ids_of, maps_of, softmax, writer
 from plain_models import HEADS, WIDTH
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -84,7 +85,7 @@ def joint(model: Writer) -> Writer:
     return whole
 
 
-@pytest.mark.parametrize("kind", [Head, SdpaHead])
+@pytest.mark.parametrize("kind", slow_but([Head, SdpaHead], Head))
 @pytest.mark.parametrize("read", READ)
 def test_a_list_of_heads_is_one_layer(read: Any, kind: type[Head]) -> None:
     model, ids = Writer(lambda: Heads(kind)), ids_of()
@@ -137,7 +138,7 @@ def head_by_head_by_sdpa(module: Attention, query: Tensor, key: Tensor, value: T
     return torch.cat([functional.scaled_dot_product_attention(*each, is_causal=True) for each in heads], 1)
 
 
-@pytest.mark.parametrize("attend", [head_by_head, head_by_head_by_sdpa])
+@pytest.mark.parametrize("attend", slow_but([head_by_head, head_by_head_by_sdpa], head_by_head))
 @pytest.mark.parametrize("read", READ)
 def test_a_call_for_each_head_is_one_layer(read: Any, attend: Any) -> None:
     model, ids = writer(attend), ids_of()

@@ -30,7 +30,7 @@ def state_of(model: nn.Module) -> list[Any]:
     return [hooks, AttentionInterface.get_interface, torch.overrides._get_current_function_mode_stack()]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(WAYS, "product", "multi_head"))
 def test_any_module_is_measured_as_a_scan_measures_it(way: str) -> None:
     model, ids = plain(way), tokens()
     with torch.no_grad(), sinkscope.watch(model) as seen:
@@ -77,7 +77,7 @@ def test_gradients_and_losses_stay_the_same_bit_for_bit(way: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(plain_grads, grads, strict=True))
 
 
-@pytest.mark.parametrize("way", ["sdpa", "product", "multi_head"])
+@pytest.mark.parametrize("way", slow_but(["sdpa", "product", "multi_head"], "product"))
 def test_dropout_is_left_out_of_the_numbers(way: str) -> None:
     """In training mode the probabilities are those before dropout; a first layer reads the same x in both modes."""
     model, ids = Plain(way, dropout=0.5), tokens()

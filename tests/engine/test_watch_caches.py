@@ -24,7 +24,7 @@ from sinkscope import SinkscopeError
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
 
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
 @pytest.mark.parametrize("cache", slow_but(["dynamic", "static"], "dynamic"))
 @pytest.mark.parametrize("family", slow_but(["llama", "gemma3", "mistral", "gpt2", "gpt_oss"], "gemma3"))
 def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left: int) -> None:
@@ -52,7 +52,7 @@ def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))
 
 
-@pytest.mark.parametrize("sizes", [(12, 3, 1, 4), (5, 1, 4)])
+@pytest.mark.parametrize("sizes", [(12, 3, 1, 4), pytest.param((5, 1, 4), marks=pytest.mark.slow)])
 def test_kv_heads_may_be_repeated_in_some_passes_alone(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers repeats them for torch's attention under a mask, which a pass of several tokens over a cache has.
     Behind an attention function of the user's own, torch's calls are all that is heard."""

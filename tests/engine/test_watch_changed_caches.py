@@ -48,7 +48,7 @@ def beams_read(model: Any) -> Iterator[list[Tensor]]:
         del model.prepare_inputs_for_generation
 
 
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
 @pytest.mark.parametrize("family", slow_but(["llama", "mistral", "gpt2"], "llama"))
 def test_each_beam_has_the_rows_of_its_own_ancestors(family: str, left: int) -> None:
     model, given = writer(family), prompt(left)
@@ -103,7 +103,7 @@ def test_the_methods_of_caches_are_put_back() -> None:
 # tokens taken back
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma3"], "gemma3"))
 def test_assisted_generation_gives_the_numbers_of_one_pass(family: str) -> None:
     """Candidates that the model turned down are no part of the sequence, also those of the last pass."""
     model, given = writer(family), {name: each[:1] for name, each in prompt().items()}
@@ -125,7 +125,7 @@ def test_a_crop_takes_the_newest_tokens_back() -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=whole, self_check=False))
 
 
-@pytest.mark.parametrize("pressed", [False, True])
+@pytest.mark.parametrize("pressed", slow_but([False, True], True))
 def test_a_slice_of_every_layer_takes_the_newest_tokens_back(pressed: bool) -> None:
     """So do pipelines that ask a second question over one text; keys that a press dropped before stay dropped."""
     model, ids, other = writer("llama"), text(), text().flip(1)
@@ -227,7 +227,7 @@ def test_a_cache_that_drops_the_oldest_loses_the_first_token() -> None:
     np.testing.assert_allclose(run.heads["first_visible"], (PROMPT - 1) / (PROMPT + WRITTEN - 1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("lost", ["lowest", "the first token", "the newest token"])
+@pytest.mark.parametrize("lost", slow_but(["lowest", "the first token", "the newest token"], "lowest"))
 def test_a_press_is_read_as_the_model_saw_it(lost: str) -> None:
     """Half of the prompt's keys stay, other ones in each sequence, layer and KV head, in the order of their scores."""
     model, ids = writer("llama"), text()
@@ -328,7 +328,7 @@ def lost_keys(draw: int = 0) -> dict[int, Tensor]:
     return {layer: torch.rand(2, 2, PROMPT, generator=seeded) < 0.5 for layer in (0, 1)}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", slow_but(["llama", "mistral"], "mistral"))
 def test_keys_that_a_press_overwrote_are_read_as_dropped(family: str) -> None:
     model, ids, hidden = writer(family, num_hidden_layers=2), text(), lost_keys()
     assert len({int(each.sum()) for layer in hidden.values() for each in layer.flatten(0, 1)}) > 3

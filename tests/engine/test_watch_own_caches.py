@@ -144,7 +144,7 @@ def in_one_pass(model: Model, *texts: Tensor) -> Any:
     return seen.run()
 
 
-@pytest.mark.parametrize("prompt", [1, 9])
+@pytest.mark.parametrize("prompt", slow_but([1, 9], 9))
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("kind", slow_but(KINDS, "tuple", "static"))
 def test_steps_give_the_numbers_of_one_pass(kind: str, by_hand: bool, prompt: int) -> None:
@@ -203,7 +203,7 @@ def test_keys_that_a_cache_drops_are_seen_no_more(monkeypatch: pytest.MonkeyPatc
     assert not np.allclose(run.heads["bos_mass"], in_one_pass(model, ids).heads["bos_mass"], atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["tuple", "module", "static"])
+@pytest.mark.parametrize("kind", slow_but(["tuple", "module", "static"], "module"))
 def test_each_second_batch_is_measured_with_its_steps(kind: str) -> None:
     model, texts = model_of(kind), [ids_of(2, 12, seed) for seed in range(4)]
     with sinkscope.watch(model, every=2) as seen:

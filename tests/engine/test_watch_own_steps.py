@@ -53,7 +53,7 @@ def model_of(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_gives_the_numbers_of_one_pass(family: str, left: int) -> None:
     model, given = model_of(family), prompt(left)
@@ -110,7 +110,7 @@ def test_a_text_that_goes_on_behind_its_end_is_told() -> None:
         written_by_hand(model, ids).run()
 
 
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beams_go_on_with_the_sequences_that_were_chosen(family: str, left: int) -> None:
     """Every beam of the last step is a sequence; the ids say which."""
@@ -150,7 +150,7 @@ def test_another_text_is_read_over_all_steps() -> None:
     assert_same(run, one.run(), atol=2e-5, tables=("heads", "layers"))  # curves end with the encoder's text or not
 
 
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_static_cache_is_read_without_its_empty_places(family: str, left: int) -> None:
     """`generate` makes masks over the whole cache of some models, of 2 axes or of 4: the maps show the padding."""

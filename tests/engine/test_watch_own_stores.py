@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -187,7 +188,7 @@ def in_steps(model: nn.Module, ids: Tensor, store: Any, sizes: list[int] = SIZES
         model(piece, store)
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 @pytest.mark.parametrize("store", [Nested, Slots, Flat, Modules, Whole])
 def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None:
     model, texts = model_of(by_hand), [ids_of(2, 20), ids_of(2, 20, 2)]
@@ -199,7 +200,7 @@ def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 def test_slots_in_a_module_of_their_own_are_followed(by_hand: bool, named: bool) -> None:
     """Also where the module does not name its heads: queries and keys differ in number, but are in causal order."""
     model, alone, ids = model_of(by_hand, room=True), model_of(by_hand), ids_of(2, 20)
@@ -241,7 +242,7 @@ def test_a_table_of_positions_is_no_cache() -> None:
         assert seen.sequences == 2
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 def test_a_batch_that_becomes_smaller_is_joined(by_hand: bool) -> None:
     model, ids, store = model_of(by_hand), ids_of(4, 14), Nested()
     with torch.no_grad(), sinkscope.watch(model) as seen:
@@ -254,7 +255,7 @@ def test_a_batch_that_becomes_smaller_is_joined(by_hand: bool) -> None:
     assert_same(seen.run(), in_one_pass(model, ids[[3]]), atol=2e-5)
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], False))
 def test_a_batch_that_becomes_larger_is_joined(by_hand: bool) -> None:
     model, ids, store = model_of(by_hand), ids_of(3, 14), Nested()
     ids[:, :8] = ids[0, :8]
@@ -356,7 +357,7 @@ class Decoder(nn.Module):
         return self.get_submodule(self.name)(self.own(ids, store), memory, kept)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 @pytest.mark.parametrize(("named", "sizes"), [(False, [9, 1, 1, 4]), (True, [9, 1, 5]), (True, [1] * 15)])
 def test_cross_attention_beside_a_cache_is_read(named: bool, sizes: list[int], by_hand: bool) -> None:
     model, ids = model_of(by_hand, named, kind=Decoder), ids_of(2, 15)

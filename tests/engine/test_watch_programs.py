@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -142,7 +143,9 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize(("every", "limit", "measured"), [(1, None, 12), (2, None, 6), (1, 8, 8)])
+@pytest.mark.parametrize(
+    ("every", "limit", "measured"), slow_but([(1, None, 12), (2, None, 6), (1, 8, 8)], (2, None, 6))
+)
 def test_what_a_backward_pass_computes_again_is_no_pass(
     reentrant: bool, every: int, limit: int | None, measured: int
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from models import VOCABULARY
+from tiers import slow_but
 from torch import Tensor
 from transformers import (
     DynamicCache,
@@ -66,7 +67,7 @@ def texts(right: int = 0) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-@pytest.mark.parametrize("right", [0, 5])
+@pytest.mark.parametrize("right", slow_but([0, 5], 5))
 @pytest.mark.parametrize("make", [fsmt, led])
 def test_generation_over_a_padded_encoder_is_read(make: Any, right: int) -> None:
     model, (ids, mask) = made(make), texts(right)

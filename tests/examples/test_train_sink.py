@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from tiers import slow_but
 
 import sinkscope
 
@@ -55,7 +56,7 @@ def test_it_writes_what_it_measured(
     assert f"{denominator}: loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("score", ["sigmoid", "relu"])
+@pytest.mark.parametrize("score", slow_but(["sigmoid", "relu"], "relu"))
 def test_a_score_without_normalisation_takes_the_softmax_s_place(score: str, example: dict[str, Any]) -> None:
     """The same weights but the extra logit's; no row is divided by its sum, and later keys stay hidden."""
     model, plain = example["small_model"](score, 0).eval(), example["small_model"]("softmax", 0)

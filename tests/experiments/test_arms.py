@@ -1524,7 +1524,6 @@ def test_a_command_writes_its_folder(
             ("evict", ("--window", "4", "--sinks", "1,24"), "window:4+24/full"),
             ("quant", ("--bits", "2", "--kept", "24", "--cosines"), "kv:2+first24"),
         ],
-        ("evict", ("--window", "4", "--sinks", "1,24"), "window:4+24/full"),
         ("quant", ("--bits", "2", "--kept", "24", "--cosines"), "kv:2+first24"),
     ),
 )

@@ -10,6 +10,7 @@ import ahead
 import pytest
 from ahead import TARGETS, Launch, Taken, every_launch, shown
 from random_share import share_of
+from tiers import slow_but
 
 PAGE = (Path(__file__).parents[2] / "docs" / "speed.md").read_text("utf-8")
 MEASURED_WITH = "3.9.0"
@@ -45,7 +46,7 @@ def held(launch: Launch) -> None:
         assert row == expected, "python tests/gpu/ahead.py prints the table of docs/speed.md"
 
 
-@pytest.mark.parametrize("launch", FEW, ids=str)
+@pytest.mark.parametrize("launch", slow_but(FEW, FEW[0]), ids=str)
 def test_a_few_launches_compile(launch: Launch) -> None:
     held(launch)
 

@@ -70,7 +70,7 @@ def test_uniform_attention_has_the_baseline(family: str, kinds: list[Visible], c
         assert ours == pytest.approx(run.heads[measured].mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("family", slow_but(["llama", "bert"], "llama"))
 def test_sequences_of_unequal_length_count_one_by_one(family: str) -> None:
     ids, lengths = random_ids(3, 70), (70, 66, 9)
     mask = torch.tensor([[int(place < length) for place in range(70)] for length in lengths])

@@ -137,7 +137,7 @@ def test_weights_beyond_shares_are_drawn_whole(weight: float) -> None:
     assert left < weight < right
 
 
-@pytest.mark.parametrize("figure", ["profile", "scatter"])
+@pytest.mark.parametrize("figure", slow_but(["profile", "scatter"], "scatter"))
 def test_layers_are_whole_numbers(figure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     save = Figure.savefig

@@ -68,7 +68,7 @@ def test_a_single_layer_has_one_number_below_it() -> None:
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [3]
 
 
-@pytest.mark.parametrize("height", [1.58, 1.6, 1.62])
+@pytest.mark.parametrize("height", slow_but([1.58, 1.6, 1.62], 1.6))
 def test_room_is_made_for_the_numbers_that_the_axes_have_in_the_end(height: float) -> None:
     """With a legend below them, panels are lower, and their axes may then have longer numbers: 0.25 in place of 0.2."""
     grid = Grid(("a",), 2, "column", height, "a title")
@@ -113,7 +113,7 @@ BEYOND = {
 """Values that the other run has not, each far below or above its own."""
 
 
-@pytest.mark.parametrize("figure", ["cosine", "ranks", "parts", "theory", "alignment"])
+@pytest.mark.parametrize("figure", slow_but(["cosine", "ranks", "parts", "theory", "alignment"], "cosine", "parts"))
 @pytest.mark.parametrize("place", [0, 1])
 def test_no_series_is_cut_off_by_the_scale_of_another(figure: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of a part share their scales, whichever series is painted last."""

@@ -451,7 +451,7 @@ def in_float64(folded: FoldedHeads) -> FoldedHeads:
     return FoldedHeads(**known | wide)
 
 
-@pytest.mark.parametrize("family", slow_but(["gpt2", "qwen3", "massive"], "qwen3", "massive"))
+@pytest.mark.parametrize("family", slow_but(["gpt2", "qwen3", "massive"], "massive"))
 def test_products_in_float32_are_as_exact_as_in_float64(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind a massive activation: normalised tokens have nearly one direction, and what is left is small.
     relative_change, which divides one column by another, has no bound where that is near 0."""

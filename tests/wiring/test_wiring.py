@@ -9,6 +9,7 @@ import pytest
 import torch
 from models import random_ids, tiny
 from pressed import attends
+from tiers import slow_but
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 from watched import find
@@ -218,7 +219,7 @@ def by_hand(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: 
     return (maps @ value).transpose(1, 2), None
 
 
-@pytest.mark.parametrize("attention", [by_torch, by_hand])
+@pytest.mark.parametrize("attention", slow_but([by_torch, by_hand], by_hand))
 def test_attention_in_a_model_s_own_code_has_the_same_wiring(attention: Any) -> None:
     """Also the scale of q.k, which a map that is formed by hand shows in its logits."""
     expected = smoothing(small())
