@@ -46,18 +46,22 @@ def head_table(domains: list[Domain], sites: list[Site], request: Request) -> pd
 
 
 def layer_table(domains: list[Domain], sites: list[Site], heads: pd.DataFrame, request: Request) -> pd.DataFrame:
-    """layers.csv: one row per (stream, layer), for each domain where there are several."""
-    rows = []
+    """layers.csv: one row per (stream, layer), for each domain where there are several.
+
+    `heads`: the table that `head_table` made of the same domains and sites.
+    """
+    rows, start = [], 0
     for domain, site, values in sites_of(domains, sites):
+        of_site, start = heads.iloc[start : start + site.heads], start + site.heads
         metrics = values.quantities.metrics
         row: dict[str, Any] = domain_key(domains, domain) | site_keys(site)
         row |= {"module": site.name, "kind": str(site.kind), "heads": site.heads}
         averages, errors = mean(values.layers), sem(values.layers)
         for index, (name, metric) in enumerate(metrics.tables["layers"].items()):
             row |= {name: averages[index], f"{name}_sem": errors[index]} if metric.shown else {}
-        run = LayerRun(values, _rows_of(heads, domains, domain, site), request)
+        run = LayerRun(values, of_site, request)
         row |= {name: column.compute(run) for name, column in RUN_COLUMNS["layers"].items()}
-        over_heads = np.stack([mean(sequence) for sequence in values.heads])
+        over_heads = mean(values.heads.swapaxes(0, 1))
         averages, errors = mean(over_heads), sem(over_heads)
         for index, name in enumerate(metrics.names("heads")):
             row |= {f"mean_{name}": averages[index], f"mean_{name}_sem": errors[index]}
@@ -70,7 +74,7 @@ def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -
 
     Positions from `stretches.EVERY` on are left to stretches.parquet. `token`: missing where the sequences differ.
     """
-    frames = []
+    pieces = []
     for domain, site, values in sites_of(domains, sites):
         heads, keys = site.heads, min(values.keys, stretches.EVERY)
         shared = places[domain.name, site.name].shared[:keys]
@@ -80,8 +84,8 @@ def position_table(domains: list[Domain], sites: list[Site], places: PlacesOf) -
             column: _by_key(values, quantity, heads, keys).ravel()
             for column, quantity in values.quantities.shown_in("positions").items()
         }
-        frames.append(pd.DataFrame(rows | {"token": pd.array(shared * heads, dtype="string")}))
-    return pd.concat(frames, ignore_index=True)
+        pieces.append(rows | {"token": pd.array(shared * heads, dtype="string")})
+    return joined(pieces)
 
 
 def _by_key(values: SiteValues, quantity: Quantity, heads: int, keys: int) -> np.ndarray:
@@ -162,7 +166,7 @@ def measured_curve(
 
 def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """sequences.parquet: every metric of every sequence; `head` is missing in rows that hold layer metrics."""
-    frames, blocks = [], []
+    pieces, blocks = [], []
     made: dict[tuple[str, int, int | None], dict[str, Any]] = {}  # the same rows for every site of as many heads
     for domain, site, values in sites_of(domains, sites):
         common = {"domain": domain.name, **site_keys(site), "module": site.name}
@@ -170,13 +174,13 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
         for tables, heads in ((of_heads, site.heads), ({"layers": values.layers}, None)):
             key = (domain.name, values.count, heads)
             made[key] = made.get(key) or _sequence_keys(domain.documents[: values.count], heads)
-            frames.append(pd.DataFrame(common | made[key]))
+            pieces.append(common | made[key])
             blocks.append(_by_name(values, tables))
     names = dict.fromkeys(name for block in blocks for name in block)
-    lengths = [len(frame) for frame in frames]
-    # Column by column, and not copied: of many sequences, one more copy of all their values would fill memory.
-    columns = {name: pd.concat([frame.pop(name) for frame in frames], ignore_index=True) for name in [*frames[0]]}
+    lengths = [len(piece["sequence"]) for piece in pieces]
+    columns = dict(joined(pieces).items())
     metrics = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
+    # Not copied: of many sequences, one more copy of all their values would fill memory.
     return pd.DataFrame(columns | metrics, copy=False)
 
 
@@ -218,13 +222,6 @@ def sites_of(domains: list[Domain], sites: list[Site]) -> list[tuple[Domain, Sit
 def domain_key(domains: list[Domain], domain: Domain) -> dict[str, Any]:
     """The column that tells domains apart; none where there is one domain."""
     return {"domain": domain.name} if len(domains) > 1 else {}
-
-
-def _rows_of(table: pd.DataFrame, domains: list[Domain], domain: Domain, site: Site) -> pd.DataFrame:
-    chosen = table["module"] == site.name
-    if len(domains) > 1:
-        chosen &= table["domain"] == domain.name
-    return table[chosen]
 
 
 def joined(pieces: list[dict[str, Any]], kinds: dict[str, str] | None = None) -> pd.DataFrame:
