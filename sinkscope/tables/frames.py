@@ -178,9 +178,9 @@ def sequence_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
             blocks.append(_by_name(values, tables))
     names = dict.fromkeys(name for block in blocks for name in block)
     lengths = [len(piece["sequence"]) for piece in pieces]
-    columns = dict(joined(pieces).items())
+    # Column by column, and not copied: of many sequences, one more copy of all their values would fill memory.
+    columns = {name: _column([piece[name] for piece in pieces], lengths) for name in pieces[0]}
     metrics = {name: _stacked([block.get(name) for block in blocks], lengths) for name in names}
-    # Not copied: of many sequences, one more copy of all their values would fill memory.
     return pd.DataFrame(columns | metrics, copy=False)
 
 

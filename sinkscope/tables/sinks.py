@@ -125,20 +125,23 @@ def token_table(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, p
 
 def sink_tokens(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, places: PlacesOf) -> pd.DataFrame:
     """The rows of tokens.csv over all sequences of the domains given; `sinks`: their rows of sinks.parquet."""
-    events = sinks.assign(first=sinks["position"] == 0)
-    grouped = events.groupby(KEYS, sort=False, dropna=False)
-    table = grouped.agg(
-        token=("token", "first"), first_layer=("layer", "min"), last_layer=("layer", "max"),
-        mean_alpha=("alpha", "mean"), mass=("alpha", "sum"),
-    )  # fmt: skip
-    table = table.reset_index()
-    events["row"] = grouped.ngroup()  # of the table
-    occurrence = ["domain", "sequence", "position"]
-    table["sinks"] = _distinct(events, occurrence, len(table))
-    table["sequences"] = _distinct(events, ["domain", "sequence"], len(table))
-    heads = _distinct(events[events["head"].notna()], ["layer", "head"], len(table))
-    table["heads"] = heads.where(heads > 0)
-    table["lifetime"] = _distinct(events, [*occurrence, "layer"], len(table)) / table["sinks"]
+    if sinks.empty:
+        return pd.DataFrame({name: pd.array([], dtype=kind) for name, kind in COLUMNS.items()})
+    row = sinks.assign(first=sinks["position"] == 0).groupby(KEYS, sort=False, dropna=False).ngroup().to_numpy()
+    events = sinks.groupby(row, sort=False)
+    where = np.unique(row, return_index=True)[1]
+    table = sinks[["stream", "kind", "token", "id", "region"]].iloc[where].reset_index(drop=True)
+    table["first"] = sinks["position"].to_numpy()[where] == 0
+    table["first_layer"], table["last_layer"] = events["layer"].min(), events["layer"].max()
+    table["mean_alpha"], table["mass"] = events["alpha"].mean(), events["alpha"].sum()
+    sequence = _numbered(sinks["domain"], sinks["sequence"])
+    occurrence = _numbered(sequence, sinks["position"])
+    table["sinks"] = _distinct(row, occurrence, len(table))
+    table["sequences"] = _distinct(row, sequence, len(table))
+    of_a_head = sinks["head"].notna().to_numpy()
+    heads = _distinct(row[of_a_head], _numbered(sinks["layer"], sinks["head"])[of_a_head], len(table))
+    table["heads"] = pd.Series(heads).where(heads > 0)
+    table["lifetime"] = _distinct(row, _numbered(occurrence, sinks["layer"]), len(table)) / table["sinks"]
     attention = table["kind"] == "attention"
     total = table[attention].groupby("stream")["mass"].transform("sum")
     table["sink_share"] = (table["mass"] / total).where(attention)
@@ -149,13 +152,19 @@ def sink_tokens(domains: list[Domain], sites: list[Site], sinks: pd.DataFrame, p
         ["_stream", "kind", "mass", "sinks", "first", "region", "id"],
         ascending=[False, True, False, False, False, True, True], ignore_index=True,
     )  # fmt: skip
-    return table[list(COLUMNS)].astype(COLUMNS)
+    return pd.DataFrame({name: table[name].astype(kind) for name, kind in COLUMNS.items()})
 
 
-def _distinct(events: pd.DataFrame, names: list[str], rows: int) -> pd.Series:
-    """The number of distinct combinations of these columns among the events of each of the table's rows."""
-    once = events[["row", *names]].drop_duplicates()
-    return pd.Series(np.bincount(once["row"], minlength=rows))
+def _numbered(first: pd.Series | np.ndarray, second: pd.Series) -> np.ndarray:
+    """A number for each pair of values, the same where both are."""
+    numbers, others = pd.factorize(first)[0], pd.factorize(second, use_na_sentinel=False)[0]
+    return pd.factorize(numbers * (others.max(initial=0) + 1) + others)[0]
+
+
+def _distinct(row: np.ndarray, number: np.ndarray, rows: int) -> np.ndarray:
+    """How many distinct numbers the events of each of the table's rows have."""
+    width = number.max(initial=0) + 1
+    return np.bincount(np.unique(row * width + number) // width, minlength=rows)
 
 
 def _occurrences(table: pd.DataFrame, domains: list[Domain], sites: list[Site], places: PlacesOf) -> list[int]:
