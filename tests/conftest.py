@@ -95,6 +95,12 @@ def make_model(**overrides: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def without_waiting_for_the_disk() -> None:
+    """A run folder waits for the disk fifteen times, for a machine that loses power; no test takes it away."""
+    os.fsync = lambda handle: None
+
+
+@pytest.fixture(scope="session", autouse=True)
 def without_progress_bars() -> None:
     """transformers' bars over the weights that it loads."""
     from transformers.utils import logging
