@@ -46,13 +46,12 @@ Parts = dict[str, list[Part]]
 class Collector:
     """Takes LayerViews batch by batch: begin, add for each view, commit. A batch that fails half-way leaves no trace.
 
-    `length`: T of the longest sequence, which fixes the prefixes of the length curve. `quantities`: what to measure;
-    None = what is declared now. `sampled`: number of sequences for sampled metrics; None = as many as are cheap.
+    `length`: T of the longest sequence. `quantities`: what to measure; None = what is declared now. `sampled`: number
+    of sequences for sampled metrics; None = as many as are cheap.
     """
 
     def __init__(self, length: int, quantities: QuantitySet | None = None, sampled: int | None = None) -> None:
         self._quantities = quantity_set() if quantities is None else quantities
-        self._lengths = prefixes(length, self._quantities.lengths)
         self._sampler = Sampler(self._quantities.metrics.tables["layers"], length, sampled)
         self._start = 0
         self._batch: Parts = {}
@@ -65,7 +64,8 @@ class Collector:
     def add(self, view: LayerView, row: int = 0) -> None:
         """Measures a view. `row`: the batch's row that it begins at."""
         view.sampled = self._sampler.count(view, self._start + row)
-        measured = {quantity.name: quantity.measure(view, self._lengths) for quantity in self._quantities.quantities}
+        lengths = prefixes(view.queries, self._quantities.lengths)
+        measured = {quantity.name: quantity.measure(view, lengths) for quantity in self._quantities.quantities}
         values = {name: value for name, value in measured.items() if value is not None}
         self._sampler.add(view, values["layers"])
         self._batch[view.site.name].append(Part(view.batch, view.attention.causal, view.queries, view.keys, values))
@@ -95,7 +95,8 @@ class Collector:
 
 
 def prefixes(queries: int, asked: tuple[int, ...] | None = None) -> list[int]:
-    """Lengths of the length curve: those asked for below T, else 64, 128, 256, ...; then T itself."""
+    """Lengths of the length curve of an attention call: those asked for below T, its number of queries, else 64, 128,
+    256, ...; then T itself."""
     if asked is not None:
         return [*(length for length in asked if length < queries), queries]
     lengths = []

@@ -119,7 +119,7 @@ class Loop:
         Raises SinkscopeError: out of memory with one sequence; a layer that gives NaN or infinity; another process that
         measures into the folder of the shards.
         """
-        self._records = [BatchRecord(data.longest, self.quantities) for data in self.reading.tokens]
+        self._records = [BatchRecord(self.quantities) for _ in self.reading.tokens]
         self._watches = [self._watch(data.longest) for data in self.reading.tokens]
         with ExitStack() as ended:
             self.processes.on_main(partial(self._hold, ended))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Protocol
@@ -22,13 +21,9 @@ from sinkscope.tables.values import SiteValues
 
 
 class BatchRecord:
-    """The batches of one domain. They may come in any order, and leave gaps.
+    """The batches of one domain. They may come in any order, and leave gaps. `quantities`: what was measured."""
 
-    `length`: T of the longest sequence. `quantities`: what was measured.
-    """
-
-    def __init__(self, length: int, quantities: QuantitySet) -> None:
-        self._lengths = prefixes(length, quantities.lengths)
+    def __init__(self, quantities: QuantitySet) -> None:
         self._quantities = quantities
         self._done: dict[int, tuple[int, Parts]] = {}
         self._totals: dict[tuple[str, str], Total] = {}
@@ -81,34 +76,38 @@ class BatchRecord:
                 joined[name] += site_parts
         return {name: self._site(name, joined.pop(name)) for name in [*joined]}
 
-    def relength(self, lengths: list[int], aligned: Callable[[int, Part], Part]) -> None:
-        """Sets the prefixes of the length curve, once they are known. `aligned` gives a part its values at them, from
-        the number of its first sequence."""
-        self._lengths = lengths
-        for start, (count, parts) in self._done.items():
-            self._done[start] = count, {name: _numbered_parts(start, own, aligned) for name, own in parts.items()}
-
     def _site(self, site: str, parts: list[Part]) -> SiteValues:
+        queries = max(part.queries for part in parts)
+        lengths = prefixes(queries, self._quantities.lengths)
+        parts = [self._at(lengths, part) for part in parts]
         joined = {quantity.name: _join(quantity, parts) for quantity in self._quantities.quantities}
         totals = {name: total for (total_site, name), total in self._totals.items() if total_site == site}
         joined |= {name: total.result(totals.get(UNSEEN.get(name, ""))) for name, total in totals.items()}
         return SiteValues(
             quantities=self._quantities,
             arrays={name: array for name, array in joined.items() if array is not None},
-            lengths=self._lengths,
+            lengths=lengths,
             count=sum(part.count for part in parts),
             causal=all(part.causal for part in parts),
-            queries=max(part.queries for part in parts),
+            queries=queries,
             keys=max(part.keys for part in parts),
         )
 
+    def _at(self, lengths: list[int], part: Part) -> Part:
+        """The part with its values by prefix at these lengths: NaN at those that its sequences do not reach."""
+        own = prefixes(part.queries, self._quantities.lengths)
+        if own == lengths:
+            return part
+        names = [quantity.name for quantity in self._quantities.quantities if quantity.dims[-1] == "length"]
+        placed = {name: _placed(part.values[name], own, lengths) for name in names if name in part.values}
+        return replace(part, values=part.values | placed)
 
-def _numbered_parts(start: int, parts: list[Part], change: Callable[[int, Part], Part]) -> list[Part]:
-    changed = []
-    for part in parts:
-        changed.append(change(start, part))
-        start += part.count
-    return changed
+
+def _placed(values: Tensor, own: list[int], wanted: list[int]) -> Tensor:
+    """Values by the prefixes `own`, as values by the prefixes `wanted`: NaN where they are not among them."""
+    columns = [values[..., own.index(length)] if length in own else None for length in wanted]
+    blank = torch.full_like(values[..., 0], torch.nan)
+    return torch.stack([blank if column is None else column for column in columns], -1)
 
 
 def _join(quantity: Quantity, parts: list[Part]) -> np.ndarray | None:
@@ -211,9 +210,7 @@ class GrowingRecord:
     """Batches of sequences of any length, in the order in which they come. `quantities`: what was measured."""
 
     def __init__(self, quantities: QuantitySet) -> None:
-        self._quantities = quantities
-        self._record = BatchRecord(1, quantities)
-        self._lengths: list[list[int]] = []
+        self._record = BatchRecord(quantities)
         self.longest = 0
 
     @property
@@ -223,26 +220,9 @@ class GrowingRecord:
 
     def keep(self, length: int, count: int, parts: Parts) -> None:
         """Keeps a batch of `count` sequences, whose longest has `length` tokens."""
-        self._lengths += [prefixes(length, self._quantities.lengths)] * count
         self.longest = max(self.longest, length)
         self._record.keep(self._record.count, count, parts)
 
     def values(self) -> dict[str, SiteValues]:
         """The values of all sequences so far, by site name; more may come afterwards."""
-        copied = deepcopy(self._record)
-        by_length = [quantity.name for quantity in self._quantities.quantities if quantity.dims[-1] == "length"]
-        wanted = prefixes(self.longest, self._quantities.lengths)
-        copied.relength(wanted, lambda start, part: self._aligned(start, part, by_length, wanted))
-        return copied.values()
-
-    def _aligned(self, start: int, part: Part, names: list[str], wanted: list[int]) -> Part:
-        lengths = self._lengths[start]
-        values = {name: _placed(part.values[name], lengths, wanted) for name in names if name in part.values}
-        return replace(part, values=part.values | values)
-
-
-def _placed(values: Tensor, own: list[int], wanted: list[int]) -> Tensor:
-    """Values by the prefixes `own`, as values by the prefixes `wanted`: NaN where they are not among them."""
-    columns = [values[..., own.index(length)] if length in own else None for length in wanted]
-    blank = torch.full_like(values[..., 0], torch.nan)
-    return torch.stack([blank if column is None else column for column in columns], -1)
+        return deepcopy(self._record).values()

@@ -102,21 +102,17 @@ class Quantity:
     def measure(self, view: LayerView, lengths: list[int]) -> Tensor | None:
         """The values of one view; None where they are missing.
 
-        `lengths` are the prefixes of the length curve; values are NaN at prefixes longer than the view's sequences.
-        Raises SinkscopeError where the result's axes do not match the declared ones.
+        `lengths`: the prefixes of the length curve, none longer than the view's sequences. Raises SinkscopeError where
+        the result's axes do not match the declared ones.
         """
         try:
             if self.dims[-1] != "length":
                 values = self._checked(self.compute(view), view, self.dims)
                 return stretches.before(values) if self.long and self.name not in WHOLE else values
             rest = self.dims[:-1]
-            reached = [self._checked(self.compute(view, n), view, rest) for n in lengths if n <= view.queries]
+            return torch.stack([self._checked(self.compute(view, n), view, rest) for n in lengths], -1)
         except Missing:
             return None
-        if not reached:
-            return None
-        blank = torch.full_like(reached[0], torch.nan)
-        return torch.stack([*reached, *[blank] * (len(lengths) - len(reached))], -1)
 
     def _checked(self, values: Tensor, view: LayerView, dims: tuple[str, ...]) -> Tensor:
         lengths = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}

@@ -185,7 +185,7 @@ def test_events_of_all_processes_are_joined() -> None:
 
 
 def test_the_sequences_of_events_count_in_their_domain() -> None:
-    record = BatchRecord(64, quantity_set())
+    record = BatchRecord(quantity_set())
     heads = {"heads": torch.zeros(2, 4, 1)}
     events = {"attention_sinks": torch.tensor([[1.0, 3, 0, 0.5, 1, 2, 3]])}
     for start, more in ((4, events), (0, events), (2, {})):
@@ -197,7 +197,7 @@ def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
     own = quantity_set()
     each = torch.arange(2.0)
     there = {"first_unit": torch.ones(2, 3), "early_alpha": torch.stack([each, each])[None], "heads": torch.zeros(2, 1)}
-    record = BatchRecord(64, own)
+    record = BatchRecord(own)
     record.keep(0, 2, {"site": [Part(2, True, 64, 64, there)]})
     record.keep(2, 1, {"site": [Part(1, True, 32, 32, {"heads": torch.zeros(1, 1)})]})
     values = record.values()["site"]
@@ -209,7 +209,7 @@ def test_a_batch_that_lacks_a_quantity_leaves_its_sequences_empty() -> None:
 
 
 def test_an_axis_of_two_sizes_is_named() -> None:
-    record = BatchRecord(64, quantity_set())
+    record = BatchRecord(quantity_set())
     for start, channels in enumerate((3, 4)):
         record.keep(start, 1, {"site": [Part(1, True, 64, 64, {"first_unit": torch.ones(1, channels)})]})
     with pytest.raises(SinkscopeError, match=r"first_unit: its axes \(channel\) have \[3\] in one batch and \[4\]"):

@@ -126,3 +126,23 @@ def test_the_first_64_queries_of_a_left_padded_decoder_are_its_own(make: Any) ->
         expected = (maps[0, :, :64].mean(1) + maps[1, :, 10:74].mean(1)) / 2
         found = positions[positions["layer"] == layer]["alpha_t64"].to_numpy().reshape(expected.shape)
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("text", "target"), [(70, 90), (90, 70)])
+def test_each_side_has_a_length_curve_up_to_its_own_length(text: int, target: int) -> None:
+    model = made(fsmt)
+    draw = torch.Generator().manual_seed(1)
+    given = {
+        "input_ids": torch.randint(3, VOCABULARY, (2, text), generator=draw),
+        "decoder_input_ids": torch.randint(3, VOCABULARY, (2, target), generator=draw),
+    }
+    with sinkscope.watch(model) as seen, torch.no_grad():
+        own = model(**given, output_attentions=True, use_cache=False)
+    curve = seen.run().length_curve.query("layer == 0")
+    sides = {"encoder": own.encoder_attentions, "decoder": own.decoder_attentions, "cross": own.cross_attentions}
+    for stream, maps in sides.items():
+        found = curve[curve["stream"] == stream].set_index(["length", "head"])["bos_mass"]
+        lengths = [64, maps[0].shape[2]]
+        assert found.index.unique("length").tolist() == lengths
+        for length in lengths:
+            np.testing.assert_allclose(found[length], maps[0][:, :, 1:length, 0].mean((0, 2)), atol=1e-6)

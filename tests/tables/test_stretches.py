@@ -169,7 +169,7 @@ def test_the_report_draws_a_peak_beyond_the_positions(run: Run) -> None:
 
 def test_batches_are_not_kept_for_a_mean() -> None:
     """The memory of a scan must not grow by every position of every head with each batch."""
-    record = BatchRecord(64, quantity_set())
+    record = BatchRecord(quantity_set())
     for start in (1, 0, 2):
         sums = torch.full((1, 4, 64), float(start), dtype=torch.float64)
         record.keep(start, 1, {"site": [Part(1, True, 64, 64, {"alpha": sums, "heads": torch.zeros(1, 4, 1)})]})

@@ -127,7 +127,7 @@ TABLES = {
         TableSchema(
             "length_curve", "length_curve.csv", "one (stream, layer, head, prefix length)",
             (DOMAIN, STREAM, LAYER, HEAD, key("length", "integer", "Number of queries of the prefix: 64, 128, ... and "
-                "T.")),
+                "the layer's own T.")),
             own=with_sem(BOS_MASS, SINK_SCORE, SINK_RATE),
         ),
         TableSchema(
