@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
-from sinkscope.capture.padded import OWN, TARGET, Padding, Side, valid_spans
+from sinkscope.capture.padded import BEHIND, OWN, TARGET, Padding, Side, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.sites import stream_of
 from sinkscope.capture.steps import Steps, Whole
@@ -204,11 +204,7 @@ class Joined:
 
         In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
         """
-        side = TARGET if self.passes[0].decodes else OWN
-        try:
-            sides = {name: self._side(number, mask, name == side) for name, (number, mask) in self._masks.items()}
-        except ValueError as error:
-            raise SinkscopeError(str(error)) from None
+        side, sides = self._of_ids, self._sides_told()
         spans, ends = sides[side].spans if side in sides else self._begun(wholes), self._ends()
         if ends is not None:
             told = spans or [(0, self.length)] * len(ends)
@@ -217,6 +213,21 @@ class Joined:
         if spans is not None and (ends is not None or side not in sides):
             sides |= {side: Side(spans, self.length)}
         return Padding(sides, self.ids is not None), spans
+
+    @property
+    def _of_ids(self) -> str:
+        """Whose padding the mask of the ids tells."""
+        return TARGET if self.passes[0].decodes else OWN
+
+    def _sides_told(self) -> dict[str, Side]:
+        """What each mask says. Raises SinkscopeError where it has holes."""
+        sides = dict[str, Side]()
+        for name, (number, mask) in self._masks.items():
+            try:
+                sides[name] = self._side(number, mask, name == self._of_ids)
+            except ValueError as error:
+                raise SinkscopeError(BEHIND if name == self._of_ids and len(self.passes) > 1 else str(error)) from None
+        return sides
 
     def _check_maps(self, wholes: list[Whole], spans: list[Span] | None) -> None:
         """Raises SinkscopeError where the queries of maps are not those of the valid positions: pass after pass they
@@ -245,7 +256,7 @@ class Joined:
         length = min(mask.shape[1], self.length) if told else mask.shape[1]
         spans = valid_spans(mask[:, :length])  # what comes behind are places of a static cache
         if spans is not None and told and length < self.length:
-            raise ValueError(
+            raise SinkscopeError(
                 f"a padding mask of {length} positions for {self.length}: padding cannot be told from text there; give "
                 "sequences of equal length"
             )
@@ -271,6 +282,8 @@ class Joined:
 
     def wholes(self) -> list[Whole]:
         """Every attention call over whole sequences, in the order of a pass."""
+        if len(self.passes) > 1:
+            self._sides_told()  # a hole in the padding is told, not what it does to each call's mask
         for site in self._sites.values():
             if any(site.changed):
                 raise SinkscopeError(

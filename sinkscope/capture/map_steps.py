@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sinkscope.capture.heard import Heard, Onward
 from sinkscope.capture.kernels.map_walk import KEYS, MapRows, following
+from sinkscope.capture.padded import BEHIND
 from sinkscope.capture.still_cached import SlotSums
 from sinkscope.capture.views import Cut
 from sinkscope.errors import SinkscopeError
@@ -51,9 +52,7 @@ class MapSteps:
         for row, first in enumerate(firsts):
             start, stop, length = first.valid(self.queries)
             if stop < length:
-                raise SinkscopeError(
-                    f"{self.name} goes on behind padding at the end of a sequence, which is not read: pad on the left"
-                )
+                raise SinkscopeError(BEHIND)
             cuts.append(Cut(row, None, ((start, keys), keys)))
         return Onward(cuts, befores)
 

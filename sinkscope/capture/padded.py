@@ -20,6 +20,7 @@ NAMES = {
 }
 """What models call the padding mask of their input (an encoder's, where there is a decoder), of a decoder's input, and
 of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
+BEHIND = "a sequence goes on behind padding, which is not read: pad prompts on the left"
 
 
 def masks_given(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import VOCABULARY
+from models import VOCABULARY, tiny
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
@@ -286,14 +286,17 @@ def test_keys_that_changed_in_the_cache_are_told() -> None:
         seen.run()
 
 
-def test_padding_behind_a_prompt_is_told() -> None:
-    model, ids, cache = model_of("bloom"), prompt()["input_ids"], DynamicCache()
+@pytest.mark.parametrize("told_later", [False, True])
+@pytest.mark.parametrize("family", ["bloom", "llama"])
+def test_padding_behind_a_prompt_is_told(family: str, told_later: bool) -> None:
+    model, ids, cache = tiny(family) if family == "llama" else model_of(family), prompt()["input_ids"], DynamicCache()
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(ids, **{CACHE: cache}, attention_mask=mask)
-        model(ids[:, :1], **{CACHE: cache}, attention_mask=torch.cat([mask, mask[:, :1]], 1))
-    with pytest.raises(SinkscopeError, match="goes on behind padding at the end of a sequence"):
+        later = torch.cat([mask, mask[:, :1]], 1) if told_later else None
+        model(ids[:, :1], **{CACHE: cache}, attention_mask=later)
+    with pytest.raises(SinkscopeError, match="behind padding, which is not read: pad prompts on the left"):
         seen.run()
 
 
