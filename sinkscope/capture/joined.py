@@ -134,6 +134,7 @@ class Joined:
                 if heard.name in self._sites and heard.call is not None:
                     heard.call = self._sites[heard.name].grouped(heard.call)
             self._take_back_slices(now)
+            self._cut_ids(now)
         live = self._live(now)
         masks = MaskReadings()
         for number, heard in enumerate(now.heard):
@@ -150,6 +151,12 @@ class Joined:
             self._told |= {around.path for around in now.around}
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
         self.passes.append(now)
+
+    def _cut_ids(self, now: Pass) -> None:
+        """Leaves a pass its own token ids, where the model was given the whole text again and read its end alone."""
+        queries = {heard.queries for heard in now.heard}
+        if now.ids is not None and len(queries) == 1 and self.length + (new := queries.pop()) == now.ids.shape[1]:
+            now.ids = now.ids[:, -new:]
 
     def _live(self, now: Pass) -> Tensor | None:
         """[B]: the sequences that had not ended before a pass; None where none had."""

@@ -163,6 +163,21 @@ def test_steps_give_the_numbers_of_one_pass(kind: str, by_hand: bool, prompt: in
     assert run.manifest.data[0].fingerprint == in_one_pass(model, first, second).manifest.data[0].fingerprint
 
 
+def test_a_model_that_gets_the_whole_text_in_each_step_reads_its_end() -> None:
+    class Cutting(Model):
+        def forward(self, ids: Tensor, past: Any = None, start: int = 0) -> tuple[Tensor, Any]:
+            return super().forward(ids[:, start:], past, start)
+
+    model, ids, past = Cutting("tuple").eval(), ids_of(2, 12), None
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for start, stop in zip([0, 8, 9, 10], [8, 9, 10, 12], strict=True):
+            _, past = model(ids[:, :stop], past, start)
+    assert not seen.left_out
+    run, whole = seen.run(), in_one_pass(model, ids)
+    assert_same(run, whole, atol=2e-5)
+    assert run.manifest.data == whole.manifest.data
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_beams_are_followed(by_hand: bool) -> None:
     """Between two passes the caller puts the cache of a batch in another order."""
