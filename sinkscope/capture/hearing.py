@@ -23,6 +23,7 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import call_of
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
+from sinkscope.capture.learned_keys import has_learned_keys, learned_keys
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
@@ -50,6 +51,7 @@ class CallHearing:
         self._torch = InlineWatch(self._found, model)
         self._projections: dict[tuple[str, int], str | None] = {}
         self._oblong = set[str]()
+        self._learned: dict[str, bool] = {}
 
     @property
     def torch_calls(self) -> InlineWatch:
@@ -148,6 +150,7 @@ class CallHearing:
         heads = self._heads(found.module, found.call.query, self.now.batch)
         call = detached(found.unfolded(heads))
         output = found.unfolded_output(heads or call.query.shape[1]).detach()
+        self._check_keys(found.module, call)
         self._resume(found.module, call, call.query.shape[2], partial(_end_of, call))
         heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
         heard.folded = _may_be_turned(found, heard)
@@ -173,6 +176,7 @@ class CallHearing:
         counts = head_counts(self.model, found.module)
         if counts and heads not in counts:
             return
+        self._check_keys(found.module, seen)
         self._resume(found.module, seen, queries, partial(end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
         pools = self._place(found.module, False) != "cross" and _pools(seen.probabilities)
@@ -198,6 +202,14 @@ class CallHearing:
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
         heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
+
+    def _check_keys(self, module: str, record: AttentionCall | AttentionMap) -> None:
+        """Refuses the pass where a module of the model's own puts learned keys beside those of its tokens."""
+        queries, keys = record.lengths
+        if module not in self._learned and (queries != keys or self._place(module, False) == "cross"):
+            self._learned[module] = has_learned_keys(self.model, module, record.key, record.value)
+        if self._learned.get(module):
+            self._refuse(learned_keys(module))
 
     def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:
         """Asks whether the pass goes on over a cache of the model's own; see Pass."""

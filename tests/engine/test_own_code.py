@@ -193,6 +193,51 @@ def test_learned_keys_in_front_are_no_cache() -> None:
         np.testing.assert_allclose(run.heads.query(f"layer == {layer}")["bos_mass"], expected, atol=1e-5)
 
 
+class Beside(Attention):
+    """Has learned keys and values, [2, H, n, d], in front of those of the tokens."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__(attend)
+        self.beside = nn.Parameter(torch.zeros(2, HEADS, 3, WIDTH // HEADS))
+
+
+def by_torch(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key, value = (torch.cat([own.expand(len(key), -1, -1, -1), each], 2)
+                  for own, each in zip(module.beside, (key, value), strict=True))  # fmt: skip
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
+    return scaled_dot_product_attention(query, key, value, seen)
+
+
+def by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key, value = (torch.cat([own.expand(len(key), -1, -1, -1), each], 2)
+                  for own, each in zip(module.beside, (key, value), strict=True))  # fmt: skip
+    return (query @ key.mT).softmax(-1) @ value
+
+
+class WithBias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
+        mixed: Tensor = self.attend(x, x, x, attn_mask=later)[0]
+        return mixed
+
+
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("make", [lambda: Beside(by_torch), lambda: Beside(by_hand), WithBias])
+def test_learned_keys_beside_the_tokens_are_told_by_a_watch(make: Any, sequences: int) -> None:
+    """They look like another text, or like a cache."""
+    model, ids = Writer(make), ids_of()[:sequences]
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids)
+        model(ids)
+    with pytest.raises(SinkscopeError, match=r"learned keys beside those of its tokens \(memory, null or bias keys\)"):
+        seen.run()
+
+
 def heads_first(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Computes with heads on the first axis and sequences on the second."""
     query, key, value = (each.transpose(0, 1) for each in (query, key, value))

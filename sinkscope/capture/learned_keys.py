@@ -1,0 +1,52 @@
+"""Tells keys that a model has learned, and puts beside those of the tokens: memory, null or bias keys.
+
+Their places are no positions of a sequence: the first of them would stand for the first token, and more keys than
+queries look like another text, or like a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+
+def has_learned_keys(model: nn.Module, path: str, key: Tensor | None, value: Tensor | None) -> bool:
+    """Whether the first or the last key or value, (B, G, Tk, d) each, of a call in the module at `path` is a parameter
+    of this module or of one that holds it, or whether the first are zero in every sequence. False where all keys are
+    parameters: none is beside a token's."""
+    module = model.get_submodule(path)
+    if isinstance(module, nn.MultiheadAttention):
+        return module.bias_k is not None or module.add_zero_attn
+    if key is None or value is None or key.is_meta:
+        return False
+    if not bool(key[:, :, 0].any()) and not bool(value[:, :, 0].any()):
+        return True
+    weights = [*_weights(model, path)]
+    ends = [
+        [any(_holds(weight, tensor[0, 0, place]) for weight in weights) for place in (0, -1)] for tensor in (key, value)
+    ]
+    return any(first != last for first, last in ends)
+
+
+def learned_keys(name: str) -> str:
+    """What is said of a call with such keys."""
+    return (
+        f"{name or 'the model itself'} attends to learned keys beside those of its tokens (memory, null or bias keys), "
+        "which are not read"
+    )
+
+
+def _weights(model: nn.Module, path: str) -> Iterator[Tensor]:
+    """The parameters of the modules from the one at `path` up to the model, without those of their other children."""
+    parts = path.split(".") if path else []
+    for depth in range(len(parts), -1, -1):
+        yield from model.get_submodule(".".join(parts[:depth])).parameters(recurse=False)
+
+
+def _holds(weight: Tensor, vector: Tensor) -> bool:
+    """Whether a parameter holds the numbers of a vector, one after another at a multiple of its width."""
+    if weight.is_meta or weight.device != vector.device or weight.numel() % vector.numel() or not bool(vector.any()):
+        return False
+    rows = weight.detach().to(vector.dtype).reshape(-1, vector.numel())
+    return bool((rows == vector).all(1).any())
