@@ -187,6 +187,7 @@ class Pass:
             key after the last one that any of them sees. It finds out whether the pass goes on over a cache that the
             model keeps itself, and sets `cache` then. None where no such sequence is open.
         keeps: finds out whether a later pass may go on with this one in such a way.
+        asked: it is heard for this question alone, and not measured.
         shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
     """
 
@@ -212,6 +213,7 @@ class Pass:
     onward: Callable[[str, int], Onward | None] | None = None
     resumes: Callable[[str, Tensor, Tensor, int, Callable[[], int]], None] | None = None
     keeps: Callable[[], bool] | None = None
+    asked: bool = False
     shares: list[Share] | None = None
 
     @property

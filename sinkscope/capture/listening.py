@@ -253,7 +253,7 @@ class Listener:
         if not self._begins(now):
             return
         self._inputs = args, kwargs
-        if now.resumes is None:
+        if now.resumes is None and not now.asked:
             now.given = self._digests(now, *self._inputs)
         try:
             later = now.cache is not None and now.before

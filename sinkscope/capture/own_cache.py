@@ -35,14 +35,19 @@ class OwnCache:
     """Stands for a cache that a model keeps in its own way."""
 
 
+def may_keep_keys(model: nn.Module) -> bool:
+    """Whether a model may keep keys in a cache of its own: those of transformers are in caches that tell how many they
+    hold."""
+    return not type(model).__module__.startswith("transformers.")
+
+
 def may_go_on(model: nn.Module, now: Pass, given: object, output: object) -> bool:
     """Whether a later pass may go on with the keys of this one: it begins sequences, and its calls have room for more
     keys, or something that outlives it holds their keys or values.
 
-    `given`: what the model was called with. `output`: what it returned. Only a model's own code is asked:
-    transformers' models keep keys in caches that tell how many they hold.
+    `given`: what the model was called with. `output`: what it returned.
     """
-    if type(model).__module__.startswith("transformers.") or not _begins(model, now):
+    if not may_keep_keys(model) or not _begins(model, now):
         return False
     masks = MaskReadings()
     own = [heard for heard in now.heard if stream_of(model, heard.module, False) != "cross"]

@@ -228,6 +228,24 @@ def test_each_second_batch_is_measured_with_its_steps(kind: str) -> None:
     assert_same(seen.run(), in_one_pass(model, texts[0], texts[2]), atol=2e-5)
 
 
+@pytest.mark.parametrize("sizes", [[6, 1, 1, 4], [1] * 12])
+def test_the_steps_of_a_batch_that_is_not_wanted_are_none_of_their_own(sizes: list[int]) -> None:
+    """Also where no pass before it kept its keys."""
+
+    class Plain(Model):
+        def forward(self, ids: Tensor, past: Any = None, start: int = 0, keep: bool = True) -> tuple[Tensor, Any]:
+            logits, kept = super().forward(ids, past, start)
+            return logits, kept if keep else None
+
+    model, texts = Plain("tuple").eval(), [ids_of(2, 12, seed) for seed in range(4)]
+    with torch.no_grad(), sinkscope.watch(model, every=2) as seen:
+        model(texts[0], keep=False)
+        for ids in texts[1:]:
+            step_by_step(model, ids, sizes)
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, texts[0], texts[2]), atol=2e-5)
+
+
 def test_no_more_than_the_limit_is_measured() -> None:
     model = model_of("tuple")
     with sinkscope.watch(model, limit=2) as seen:

@@ -16,7 +16,7 @@ from sinkscope.capture.batches import passes_of
 from sinkscope.capture.heard import Pass, Share, not_followed
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.listening import Listener
-from sinkscope.capture.own_cache import OwnCache, reads_earlier_keys
+from sinkscope.capture.own_cache import OwnCache, may_keep_keys, reads_earlier_keys
 from sinkscope.capture.precision import undisturbing
 from sinkscope.engine.watching.measured import not_read
 from sinkscope.errors import in_one_line
@@ -78,7 +78,8 @@ class Follower:
             )
             if self._current is not None:
                 now.idle, now.onward = self._current.idle, self._current.onward
-            return wanted
+            now.asked = not wanted and now.cache is None and not self._full and may_keep_keys(self._model)
+            return wanted or now.asked
 
     def _wants_some(self, now: Pass, shares: list[Share]) -> bool:
         """Whether any request of a continuous batch is wanted; says so of each."""
@@ -165,6 +166,9 @@ class Follower:
     def _ended(self, now: Pass, failed: bool) -> None:
         with self.listener.lock:
             joined, self._current = self._current, None
+            if now.asked:
+                self._pass_over(now, failed)
+                return
             if now.shares is None:
                 if now.resumes is None or now.cache is self._own or self._begins(now):
                     self._add(now, joined, failed)
@@ -174,6 +178,21 @@ class Follower:
                 if joined is not None and share.before < joined.length:
                     joined.take_back(joined.length - share.before)  # its pages were taken from it, and given back
                 self._add(share_pass, joined, failed)
+
+    def _pass_over(self, now: Pass, failed: bool) -> None:
+        """Notes of a pass that is not wanted whether its next steps are, therefore, not wanted either."""
+        if not failed and not now.heard and now.refused is None:
+            self.begun -= 1
+        elif not failed and now.keeps is not None and self._keeps(now.keeps):
+            self._begin_own(None)
+        now.keeps = None
+
+    def _keeps(self, keeps: Callable[[], bool]) -> bool:
+        try:
+            with undisturbing():
+                return keeps()
+        except Exception:  # whatever it is, the pass is somebody else's and goes on
+            return False
 
     def _add(self, now: Pass, joined: Joined | None, failed: bool) -> None:
         """Adds a pass to the sequences that it goes on with, `joined`; None where they begin."""
