@@ -31,22 +31,43 @@ def uncertainty(value: float | None) -> str:
 
 
 def change(value: float | None, error: float | None) -> str:
-    """A difference with its standard error, `+0.25 ± 0.01`; the difference alone where the error is missing."""
-    return signed(value) if is_missing(value) or is_missing(error) else f"{signed(value)} ± {uncertainty(error)}"
+    """A difference with its standard error, `+0.250 ± 0.012`: two significant digits of the error, and the difference
+    as exact. The difference alone where the error is missing."""
+    if value is None or error is None or is_missing(value) or is_missing(error):
+        return signed(value)
+    place = _second_digit(error)
+    if place is None:
+        return f"{signed(value)} ± {uncertainty(error)}"
+    return f"{to_place(value, place)} ± {to_place(error, place).removeprefix('+')}"
 
 
 def interval(low: float | None, high: float | None, places: int | None = None) -> str:
     """`low to high`, both with their signs.
 
-    Both have `places` decimals. Without `places` they have two to six significant digits: enough to tell them apart.
+    Both have `places` decimals. Without `places` both end at the second significant digit of the interval's width.
     """
     if low is None or high is None or is_missing(low) or is_missing(high):
         return MISSING
     if places is not None:
         return f"{low:+.{places}f} to {high:+.{places}f}"
-    largest, width = max(abs(low), abs(high)), high - low
-    digits = 2 if width == 0 else min(6, max(2, 1 + math.ceil(math.log10(largest / width))))
-    return f"{signed(low, digits)} to {signed(high, digits)}"
+    place = _second_digit(high - low)
+    if place is None:
+        return f"{signed(low, 2)} to {signed(high, 2)}"
+    return f"{to_place(low, place)} to {to_place(high, place)}"
+
+
+def _second_digit(width: float) -> int | None:
+    """The power of ten at which a width has its second significant digit; None for 0 and for infinite widths."""
+    return math.floor(math.log10(width)) - 1 if width > 0 and math.isfinite(width) else None
+
+
+def to_place(value: float, place: int) -> str:
+    """A number with its sign and its digits down to 10**place: `+0.20` for 0.2 and -2."""
+    if not math.isfinite(value) or -6 <= place <= 3:
+        return f"{value:+.{max(0, -place)}f}"
+    if value == 0:
+        return "+0"
+    return f"{value:+.{max(0, math.floor(math.log10(abs(value))) - place)}e}"
 
 
 def probability(value: float | None) -> str:

@@ -365,8 +365,8 @@ B  tiny\\x1b[1m  2 layers x 3 heads, float32 on cpu, 4 sequences of prose
 paired: the same token sequences in both; difference = B - A
 
 mean over all heads
-metric      A      B     difference     95 % interval     p
-bos_mass  0.5  0.531  +0.031 ± 0.01  +0.011 to +0.051  0.01
+metric      A      B      difference     95 % interval     p
+bos_mass  0.5  0.531  +0.031 ± 0.010  +0.011 to +0.051  0.01
 
 difference of bos_mass, in units of 0.01: layers down, heads across
          0   1   2
@@ -374,11 +374,11 @@ difference of bos_mass, in units of 0.01: layers down, heads across
     1    -   . +25
 
 heads that moved most
-head  metric      A      B     difference     q
-1.2   bos_mass  0.5   0.75   +0.25 ± 0.01  0.02
-0.2   bos_mass  0.5  0.448  -0.052 ± 0.01  0.02
-0.1   bos_mass  0.5  0.531  +0.031 ± 0.01  0.02
-1.1   bos_mass  0.5  0.496  -0.004 ± 0.01  0.02
+head  metric      A      B      difference     q
+1.2   bos_mass  0.5   0.75  +0.250 ± 0.010  0.02
+0.2   bos_mass  0.5  0.448  -0.052 ± 0.010  0.02
+0.1   bos_mass  0.5  0.531  +0.031 ± 0.010  0.02
+1.1   bos_mass  0.5  0.496  -0.004 ± 0.010  0.02
 
 gained a sink: 1.2 (0.2 to 0.45, q 0.003); 9 more crossed the threshold without
 a difference that holds
@@ -424,10 +424,11 @@ def in_domains(run: Run, count: int) -> Run:
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(0.011, 0.051, "+0.011 to +0.051"), (-0.921007, -0.920993, "-0.921007 to -0.920993"), (0.0, 0.0, "+0 to +0"),
-     (-0.00014, -7.2e-05, "-0.00014 to -7.2e-05"), (0.9234, 0.9312, "+0.9234 to +0.9312"), (np.nan, np.nan, "-"),
-     (0.5, 0.5, "+0.5 to +0.5")],
+     (-0.00014, -7.2e-05, "-0.000140 to -0.000072"), (0.9234, 0.9312, "+0.9234 to +0.9312"), (np.nan, np.nan, "-"),
+     (0.5, 0.5, "+0.5 to +0.5"), (-0.2003, -0.166, "-0.200 to -0.166"), (-0.032, -0.0099, "-0.032 to -0.010"),
+     (-1e5, -2e4, "-100000 to -20000"), (1e-9, 2e-9, "+1.0e-09 to +2.0e-09"), (-np.inf, np.inf, "-inf to +inf")],
 )  # fmt: skip
-def test_an_interval_shows_both_its_ends(low: float, high: float, text: str) -> None:
+def test_an_interval_shows_both_its_ends_to_the_same_decimal(low: float, high: float, text: str) -> None:
     assert interval(low, high) == text
 
 

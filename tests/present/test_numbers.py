@@ -42,7 +42,10 @@ def test_every_kind_marks_a_missing_value_the_same_way(missing: float | None) ->
     [
         (significant(0.123456), "0.1235"), (significant(2.0), "2"), (significant(123456.0), "1.235e+05"),
         (significant(None, missing="missing"), "missing"), (signed(0.0), "+0"), (signed(-0.12345), "-0.123"),
-        (uncertainty(0.0123), "0.012"), (change(0.25, 0.0123), "+0.25 ± 0.012"), (change(0.25, None), "+0.25"),
+        (uncertainty(0.0123), "0.012"), (change(0.25, 0.0123), "+0.250 ± 0.012"), (change(0.25, None), "+0.25"),
+        (change(-0.183, 0.007), "-0.1830 ± 0.0070"), (change(-2.13e-5, 7e-5), "-0.000021 ± 0.000070"),
+        (change(5e-9, 2e-9), "+5.0e-09 ± 2.0e-09"), (change(0, 2e-9), "+0 ± 2.0e-09"), (change(0.25, 0), "+0.25 ± 0"),
+        (change(1234567.0, 8910.0), "+1234567 ± 8910"), (change(float("inf"), 0.1), "+inf ± 0.10"),
         (probability(0.0123), "0.012"), (probability(1e-10), "<1e-9"), (probability(0.0), "<1e-9"),
         (fixed(0.5, 3), "0.500"), (fixed(0.5, 1, sign=True), "+0.5"), (estimate(0.5, 0.01, 3), "0.500 ± 0.010"),
         (estimate(0.5, float("nan"), 3), "0.500"), (estimate(None, None, 3, missing=""), ""),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.resources import files
+from math import floor, log10
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +63,30 @@ def test_the_keyboard_opens_a_head(browser: Browser, tmp_path: Path) -> None:
     assert browser.get("document.querySelector('rect.chosen').dataset.head") == "5"
     shown = browser.get("document.querySelector('#detail-0 table').rows[0].innerText").split()
     row = run.heads.loc[5]
-    assert shown == ["bos_mass", f"{row['bos_mass']:.3g}", "±", f"{row['bos_mass_sem']:.2g}"]
+    assert shown == ["bos_mass", *equal_decimals(row["bos_mass"], row["bos_mass_sem"]).split()]
     points = browser.get("document.querySelectorAll('#detail-0 svg')[1].querySelectorAll('circle').length")
     assert points == 48, "alpha of every key position"
     browser.press("Tab")
     assert browser.get(FOCUSED) is None, "one stop for the whole map"
+
+
+def equal_decimals(mean: float, error: float) -> str:
+    """The mean's three digits or the error's two, whichever end first, written as the page does."""
+    places = min(2 - floor(log10(abs(mean))), 1 - floor(log10(error)))
+    return f"{mean:.{places}f} ± {error:.{places}f}"
+
+
+def test_a_mean_and_its_error_have_equal_decimals(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    script = (files("sinkscope") / "present" / "html" / "templates" / "charts.js").read_text("utf-8")
+    page.write_text(f'<!doctype html><meta charset="utf-8"><script>{script}</script>', encoding="utf-8")
+    browser.open(page)
+    shown = {
+        "4, 0.12": "4.00 ± 0.12", "1, 0.0078": "1.00 ± 0.01", "0, 0.0033": "0.0000 ± 0.0033",
+        "-2.36, 0.45": "-2.36 ± 0.45", "102000, 310": "102000 ± 310", "5e-9, 2e-9": "5e-9 ± 2e-9",
+        "1, 0": "1 ± 0", "0.4, null": "0.4", "null, null": "missing", "'sink', null": "sink",
+    }  # fmt: skip
+    assert browser.get(f"[{', '.join(f'withError({each})' for each in shown)}]") == list(shown.values())
 
 
 def choose(browser: Browser, column: str) -> None:
@@ -89,7 +110,7 @@ def test_the_map_shows_any_score(browser: Browser, tmp_path: Path) -> None:
     assert fills[3] == "none"
     row = run.heads.loc[5]
     title = browser.get("document.querySelector('rect[data-head=\"5\"] title').textContent")
-    assert title == f"layer 1, head 1: entropy {row['entropy']:.3g} ± {row['entropy_sem']:.2g}"
+    assert title == f"layer 1, head 1: entropy {equal_decimals(row['entropy'], row['entropy_sem'])}"
     formula = next(each.formula for each in catalogue() if (each.table, each.name) == ("heads", "entropy"))
     assert browser.get("document.querySelector('#choose-0 output').textContent") == formula
     assert "entropy (nats)" in browser.get("document.querySelector('#maps-0 .legend').textContent")

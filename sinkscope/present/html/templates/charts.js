@@ -17,7 +17,15 @@ const make = (name, attributes = {}, text = null, space = SVG) => {
 };
 const html = (name, text = null, attributes = {}) => make(name, attributes, text, null);
 const show = value => value === null ? "missing" : String(value);
-const withError = (value, error) => error === null ? show(value) : `${show(value)} ± ${error}`;
+
+// A mean and its error with equal decimals: two digits of the error, unless the mean's three digits end before.
+function withError(value, error) {
+  const numbers = typeof value === "number" && typeof error === "number" && error > 0;
+  if (!numbers) return error === null ? show(value) : `${show(value)} ± ${error}`;
+  const least = digits => number => digits - 1 - Math.floor(Math.log10(Math.abs(number)));
+  const places = Math.min(least(2)(error), value ? least(3)(value) : Infinity);
+  return places > 6 ? `${value} ± ${error}` : [value, error].map(number => number.toFixed(Math.max(0, places))).join(" ± ");
+}
 
 function chart(xs, ys, xLabel, title, {log = false, sems = null, names = {}, least = 0} = {}) {
   const [w, h, left, bottom, top] = [400, 190, 46, 32, 8];
