@@ -87,6 +87,11 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def span(first: object, last: object, joint: str) -> str:
+    """`first`, joined to `last` where this is another one: `5`, `0 to 17`."""
+    return str(first) if first == last else f"{first}{joint}{last}"
+
+
 def first_token(run: Run) -> str:
     """What stands first in every sequence of a run, or of each dataset, as it is: text and id of a token; without a
     tokenizer, the id alone, or the name of what stands there instead of a token."""

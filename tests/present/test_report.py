@@ -19,14 +19,17 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.cli.report import compared
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.html.head_data import head_data, spread, thinned
 from sinkscope.present.html.page import embedded, unpacked
 from sinkscope.present.html.report import render_report
+from sinkscope.present.html.svg import Line, line_chart
 from sinkscope.present.notebook import run_html
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs import catalogue
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.saved.arms import load_arms, placed
+from sinkscope.runs.schema.summary import DomainSummary
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[1m\u2028"
 
@@ -213,6 +216,37 @@ def test_each_further_answer_is_a_paragraph() -> None:
     run = scanned()
     run.summary.streams["text"].in_words[:] = ["No sink.", "No massive activation.", "Dormant: none."]
     assert "<p>No massive activation.</p>\n<p>Dormant: none.</p>" in render_report([run])
+
+
+def test_answers_of_several_datasets_stand_below_their_names() -> None:
+    run = scanned()
+    streams = run.summary.streams
+    words = {"prose": ["No sink.", "Dormant: none.", "Smoothing: all."], "code": ["A sink.", "Dormant: 1.0."]}
+    run.summary.domains = {
+        name: DomainSummary(streams={"text": streams["text"].model_copy(update={"in_words": said})})
+        for name, said in words.items()
+    }
+    text = render_report([run])
+    told = re.findall("<h4>.*?</h4>|<p>.*?</p>", text[text.index("<h3>More answers</h3>") :])[:5]
+    assert told == [
+        "<h4>prose</h4>", "<p>Dormant: none.</p>", "<p>Smoothing: all.</p>", "<h4>code</h4>", "<p>Dormant: 1.0.</p>",
+    ]  # fmt: skip
+
+
+def test_an_axis_of_one_value_begins_at_zero() -> None:
+    chart = line_chart([Line("mass", [0.0], [0.096])], "layer", "probability")
+    assert re.findall(r'class="tick end".*?>(.*?)<', str(chart)) == ["0", "0.05", "0.1"]
+    for value, end in ((-0.03, "-0.03"), (0.0, "1"), (7.0, "8")):
+        ticks = re.findall(r'class="tick end".*?>(.*?)<', str(line_chart([Line("", [0.0], [value])], "layer", "")))
+        assert "0" in ticks
+        assert end in ticks
+
+
+def test_sentences_on_profiles_keep_the_names_of_columns() -> None:
+    deep = enlarged(scanned(), 5, 4)
+    said = comparison_view(compare(scanned(), deep, paired=False))["said"]
+    assert [text.split(":")[0] for text in said][:2] == ["bos_mass", "sink_score"]
+    assert said[-1].startswith(("Massive activations", "Tokens"))
 
 
 def charts_of(runs: list[Any]) -> list[str]:
@@ -402,6 +436,7 @@ def test_arms_stand_below_their_run(tmp_path: Path) -> None:
         f"{first['versus_random']:+.4f} ± {first['versus_random_sem']:.4f}, p {first['versus_random_p']:.2g}",
     ]  # fmt: skip
     assert "keys:random1 (2 draws)" in rows[0][1]
+    assert "<h3>What the model loses under interventions: arms</h3>" in text, "several measurements may stand here"
     assert [drawing.count("<circle") for _, drawing in rows] == [2, 2, 1]
     page = Page(text)
     assert not page.all("b")

@@ -18,7 +18,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.present.card import markdown_block
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
-from sinkscope.present.text import answers
+from sinkscope.present.text import answers, span
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.stream import SinksBeyondFirst, SinkToken
@@ -195,3 +195,7 @@ def test_a_saved_table_keeps_tokens_that_look_like_something_else(tmp_path: Path
     assert loaded["token"].isna().tolist() == [True] + [False] * len(tokens)
     assert loaded["token"][1:].tolist() == tokens
     pd.testing.assert_frame_equal(loaded, made.tokens)
+
+
+def test_a_single_layer_is_named_once() -> None:
+    assert [span(5, 5, "-"), span(0, 17, " to ")] == ["5", "0 to 17"]

@@ -11,7 +11,7 @@ from sinkscope.present.colors import DIVERGING
 from sinkscope.present.differences import equivalences, largest, layers_between, no_difference, partings, states
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, points
 from sinkscope.present.numbers import change, interval, probability, signed, significant
-from sinkscope.present.text import within_noise
+from sinkscope.present.text import sentence, within_noise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,7 @@ def comparison_view(result: Comparison, dense: bool = False) -> dict[str, Any]:
         for row in result.summary.to_dict("records")
     ]  # fmt: skip
     how = "Paired: the same token sequences in both" if result.paired else "Separate samples: Welch's test"
-    said = [*partings(result), *states(result), *equivalences(result)]
+    said = [*partings(result), *map(sentence, [*states(result), *equivalences(result)])]  # the first name columns
     return {
         "a": result.a, "b": result.b, "how": how, "said": said, "lead": _lead(result), "notes": result.notes,
         "rows": rows, "profiles": _profiles(result), "maps": _maps(result, dense),

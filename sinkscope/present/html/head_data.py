@@ -23,6 +23,8 @@ POINTS = 64
 """Points of alpha by position that are kept for each head (see `thinned`)."""
 FULL, MANY, FEW = 32, 2048, 9
 """Sequences of which a head's alpha_0 is kept one by one; with more heads than MANY, FEW quantiles stand for them."""
+CALLED = {"domain": "dataset"}
+"""Keys that a reader knows by another name."""
 FIXED = {"[0, 1]": (0.0, 1.0), "[-1, 1]": (-1.0, 1.0)}
 """Ranges that the colours span whole; of any other the colours span the values of the run."""
 
@@ -46,7 +48,7 @@ def head_data(run: Run) -> dict[str, Any]:
         points = alphas[place]
         places, values = thinned(points["alpha"].to_numpy(float))
         rows.append({
-            "name": " ".join(f"{key} {row[key]}" for key in named),
+            "name": " ".join(f"{CALLED.get(key, key)} {row[key]}" for key in named),
             "place": [int(row["layer"]), int(row["head"])],
             "group": groups.index(place[:-2]),
             "scores": [rounded(row[name]) for name in scores],

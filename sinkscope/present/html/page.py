@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.present.html.svg import number
-from sinkscope.present.text import printable, sentence
+from sinkscope.present.text import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -56,7 +56,6 @@ def _rendered(template: str, shown: dict[str, Any]) -> str:
     )  # fmt: skip
     environment.filters["printable"] = lambda value: printable(str(value))
     environment.filters["figure"] = number
-    environment.filters["capital"] = sentence
     return environment.get_template(template).render(**shown)
 
 

@@ -13,7 +13,7 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, token_cell
+from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, span, token_cell
 from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
 from sinkscope.runs.words import dormant_count, first_mass
@@ -123,6 +123,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
         "facts": facts,
         "words": answers(run),
         "warnings": summary.warnings,
+        "epsilon": f"{summary.epsilon:g}",
         "first_mass": sentence(_first_mass(run)),
         "maps": _maps(run, index, dense, runs),
         "profiles": _profiles(run, runs),
@@ -243,6 +244,6 @@ def _token(row: dict[Any, Any]) -> dict[str, str]:
         "region": str(row["region"]), "place": "first" if row["first"] else "later",
         "sinks": f"{row['sinks']} of {row['occurrences']}", "rate": fixed(row["rate"], 3),
         "heads": MISSING if is_missing(row["heads"]) else str(row["heads"]),
-        "layers": f"{row['first_layer']} to {row['last_layer']}", "alpha": fixed(row["mean_alpha"], 3),
+        "layers": span(row["first_layer"], row["last_layer"], " to "), "alpha": fixed(row["mean_alpha"], 3),
         "share": fixed(row["sink_share"], 3),
     }  # fmt: skip

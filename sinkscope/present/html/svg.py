@@ -61,7 +61,9 @@ def _range(values: list[float], log: bool) -> tuple[float, float]:
     low, high = min(shown), max(shown)
     if log:
         return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
-    pad = 0.05 * (high - low) or 0.5
+    if low == high:  # one layer: from 0 on, so that the axis has no values that the unit does not have
+        return min(0.0, 1.25 * low), max(0.0, 1.25 * high) or float(low == 0)
+    pad = 0.05 * (high - low)
     return (0.0 if 0 <= low < 0.5 * high else low - pad), high + pad
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
 from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
-from sinkscope.present.text import WIDTH, printable, sentences, shortened, token_cell, token_text, wrapped
+from sinkscope.present.text import WIDTH, printable, sentences, shortened, span, token_cell, token_text, wrapped
 from sinkscope.runs.per_sequence import tells_sinks
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
 
@@ -206,7 +206,7 @@ def token_rows(run: Run, stream: str, domain: str | None = None) -> list[Rendera
     rows = [
         (shortened("-" if is_missing(row["token"]) else token_cell(str(row["token"])), WIDEST),
          printable(row["region"]), "first" if row["first"] else "later", str(row["sinks"]), str(row["occurrences"]),
-         fixed(row["rate"], 3), str(row["heads"]), f"{row['first_layer']}-{row['last_layer']}",
+         fixed(row["rate"], 3), str(row["heads"]), span(row["first_layer"], row["last_layer"], "-"),
          fixed(row["mean_alpha"], 3), fixed(row["sink_share"], 3))
         for row in tokens.head(TOKENS_SHOWN).to_dict("records")
     ]  # fmt: skip
