@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinkscope.checkpoints.gguf_files import gguf_problem
 from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, language_codes
 from sinkscope.checkpoints.sources import Source, weight_paths
 from sinkscope.errors import SinkscopeError, all_lines, first_line, shorten
+from sinkscope.inputs.rules import NoTokenizer
+
+if TYPE_CHECKING:
+    from sinkscope.checkpoints.checkpoint import Checkpoint
 
 
 def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | None]:
@@ -25,11 +32,46 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
     except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
         if asks_for_own_code(error):
             return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
-        return None, first_line(error)
+        return None, _found_in_files(source) or first_line(error)
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
         return None, "no vocabulary files"
     return tokenizer, None
+
+
+FILES = ("tokenizer*.json", "vocab*.json", "special_tokens_map.json", "added_tokens.json")
+OTHERS = ("*.model", "*.tiktoken", "vocab.txt", "merges.txt", "*.py")
+"""Files of a tokenizer, those that are JSON and others."""
+
+
+def _found_in_files(source: Source) -> str:
+    """What is wrong with the files of a local tokenizer: there are none, or one is no JSON; "" otherwise."""
+    folder = Path(source.location)
+    if source.gguf or not folder.is_dir():
+        return ""
+    paths = [path for pattern in FILES for path in sorted(folder.glob(pattern))]
+    if not paths and not any(path for pattern in OTHERS for path in folder.glob(pattern)):
+        return "no vocabulary files"
+    for path in paths:
+        try:
+            json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            return f"{path.name} is damaged: {first_line(error)}"
+    return ""
+
+
+@contextmanager
+def tokenizer_needed(checkpoint: Checkpoint) -> Iterator[None]:
+    """Around the reading of data that may be text: says why the checkpoint's tokenizer cannot be used."""
+    try:
+        yield
+    except NoTokenizer:
+        if checkpoint.tokenizer_error is None:
+            raise
+        raise SinkscopeError(
+            f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
+            "give token ids (.jsonl with `input_ids`) or --data random"
+        ) from None
 
 
 def why_not_loaded(source: Source, error: Exception | SystemExit) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.inputs.corpus import AS_GIVEN, Corpus, drawn, read_corpus, warn
 from sinkscope.inputs.documents import ROLES, SYNTHETIC, DataSource, Document, read_source
-from sinkscope.inputs.rules import TokenRules, check_characters, check_ids
+from sinkscope.inputs.rules import NoTokenizer, TokenRules, check_characters, check_ids
 
 Message = dict[str, str]
 Render = Callable[[list[Message]], str]
@@ -226,12 +226,12 @@ def region_names(regions: np.ndarray) -> np.ndarray:
 
 def _check(source: DataSource, tokenizer: Any) -> None:
     if any(document.messages is None for document in source.documents):
-        raise SinkscopeError(f"data {source.spec!r} mix conversations with texts: use a source for each")
+        raise SinkscopeError(f"data {source.spec!r} mixes conversations with texts: use a source for each")
     if tokenizer is None:
-        raise SinkscopeError(f"data {source.spec!r} are conversations and the model has no tokenizer")
+        raise NoTokenizer(f"data {source.spec!r} holds conversations and the model has no tokenizer")
     if not getattr(tokenizer, "chat_template", None):
         raise SinkscopeError(
-            f"data {source.spec!r} are conversations and the tokenizer has no chat template: give a model that was "
+            f"data {source.spec!r} holds conversations and the tokenizer has no chat template: give a model that was "
             "trained on chats (often called -Instruct or -it), or text"
         )
     if not tokenizer.is_fast:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.documents import SYNTHETIC, DataSource, Document, origin, read_source
-from sinkscope.inputs.rules import TokenRules, check_ids, encode, ordinary_tokens
+from sinkscope.inputs.rules import NoTokenizer, TokenRules, check_ids, encode, ordinary_tokens
 from sinkscope.runs.openings import BOS_MODES
 from sinkscope.runs.passages import LeftOut, NothingLeft, Passage, overlap
 
@@ -49,7 +49,7 @@ def stretches(source: DataSource, tokenizer: Any, length: int, wanted: int, seed
     Raises SinkscopeError where there is no tokenizer.
     """
     if tokenizer is None:
-        raise SinkscopeError(
+        raise NoTokenizer(
             f"data {source.spec!r} is text and the model has no tokenizer: give token ids (.jsonl, `input_ids`)"
         )
     if source.running:
@@ -198,7 +198,7 @@ def read_corpus(
     source = (read_source(spec) if isinstance(spec, str) else spec.source()).leaving_out(left_out)
     spec = source.spec
     if any(document.messages is not None for document in source.documents):
-        raise SinkscopeError(f"data {spec!r} are conversations, which only a scan reads: give text here")
+        raise SinkscopeError(f"data {spec!r} holds conversations, which only a scan reads: give text here")
     if any(document.ids is not None for document in source.documents):
         return _as_given(source, rules, seq_len, num_sequences, seed)
     body_length = seq_len - len(prefix) - len(suffix)
@@ -307,9 +307,8 @@ def warn_of_count(corpus: Corpus, wanted: int) -> None:
     """Adds what a reader must know of the number of sequences and of what they are made of."""
     count = len(corpus.ids)
     if count < wanted:
-        corpus.warnings.append(
-            f"{corpus.domain}: {count} sequences where {wanted} were asked for: the data hold no more"
-        )
+        sequences = f"{count} sequence{'s' * (count != 1)}"
+        corpus.warnings.append(f"{corpus.domain}: {sequences} where {wanted} were asked for: the data hold no more")
     if corpus.dropped:
         corpus.warnings.append(f"{corpus.domain}: {corpus.dropped} sequences shorter than --seq-len dropped")
     if corpus.joined:

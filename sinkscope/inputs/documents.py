@@ -19,6 +19,7 @@ SYNTHETIC = ("random", "repeated")
 FIELDS = ("text", "input_ids", "messages")
 """The fields that are read where the SPEC names none, in this order."""
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+NUL = "\0"
 NAMES_SHOWN = 10
 """Most names of columns that an error lists."""
 STREAM_LIMIT = 20_000
@@ -134,7 +135,7 @@ def check_spec(spec: str) -> None:
             f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, specs)}"
         )
     if not path.is_file():
-        raise SinkscopeError(f"no such data file: {name}")
+        raise SinkscopeError(f"{name} is not a file" if path.exists() else f"no such data file: {name}")
     try:
         with path.open("rb") as file:
             empty = not file.read(1)  # the size of a file of the system is 0, whatever it holds
@@ -184,12 +185,15 @@ def _text(path: Path) -> str:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise SinkscopeError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it, or name another file"
+            f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8, or name another file"
         ) from None
     except OSError as error:
         raise SinkscopeError(f"cannot read {path}: {error.strerror}") from None
-    if "\0" in text:
-        raise SinkscopeError(f"{path} is a binary file, not text")
+    if NUL in text:
+        raise SinkscopeError(
+            f"{path} holds a NUL character (at {text.index(NUL)}), as binary files and UTF-16 do: convert it to UTF-8, "
+            "or name another file"
+        )
     if not text.strip():
         raise SinkscopeError(f"{path} is empty: give a file with text")
     return text
@@ -308,10 +312,12 @@ def messages(rows: list[dict[str, Any]], place: str) -> list[dict[str, str]]:
 def _message(row: dict[str, Any], place: str) -> dict[str, str]:
     role, content = row.get("role"), row.get("content")
     if role not in ROLES:
-        raise SinkscopeError(f"{place}: role {role!r} is none of {', '.join(ROLES)}")
+        given = "no role" if role is None else f"role {role!r}"
+        raise SinkscopeError(f"{place} has {given}: give one of {', '.join(ROLES)}")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or not content.strip():
-        raise SinkscopeError(f"{place} ({role}): its `content` is no text")
+        found = "is empty" if isinstance(content, str) else "is no text"
+        raise SinkscopeError(f"{place} ({role}): its `content` {found}")
     check_characters(content, place)
     return {"role": role, "content": content}

@@ -11,6 +11,10 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, first_line
 
 
+class NoTokenizer(SinkscopeError):
+    """Text is to be read, and there is no tokenizer. The caller may know why."""
+
+
 @dataclass(frozen=True)
 class TokenRules:
     """The special tokens around a text, the ids that the model has, and those that may be drawn at random."""

@@ -473,13 +473,16 @@ def test_absent_tokenizer(copied: Path, refused: Refused, scan_cli: Scan, tmp_pa
     assert scan_cli(copied, "--data", "random", name="random").code == 0
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "some words of text " * 40}) + "\n", "utf-8")
-    assert "no tokenizer" in refused(copied, "--data", text, name="text")
+    assert "has no usable tokenizer (no vocabulary files)" in refused(copied, "--data", text, name="text")
 
 
 @pytest.mark.slow
 def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> None:
     (copied / "tokenizer.json").write_text("{", "utf-8")
-    assert "no usable tokenizer" in refused(copied)
+    texts = copied.parent / "texts.jsonl"
+    texts.write_text(json.dumps({"text": "some words of text " * 40}) + "\n", "utf-8")
+    for data in ("prose", texts):
+        assert "no usable tokenizer (tokenizer.json is damaged: Expecting" in refused(copied, "--data", data)
     assert scan_cli(copied, "--data", "random").code == 0
 
 

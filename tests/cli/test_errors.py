@@ -40,7 +40,8 @@ BAD_FILES: dict[str, tuple[str, str | bytes, str]] = {
     "empty text": ("x.txt", "", "is empty"),
     "blank text": ("x.txt", " \n\n ", "is empty"),
     "binary text": ("x.txt", bytes(range(256)), "not UTF-8"),
-    "text with zero bytes": ("x.txt", "abc\0def" * 200, "binary"),
+    "text with zero bytes": ("x.txt", "abc\0def" * 200, "holds a NUL character (at 3)"),
+    "UTF-16 without a mark": ("x.txt", "plain words".encode("utf-16-le"), "convert it to UTF-8"),
     "short text": ("x.txt", "few words", "too short"),
     "empty lines": ("x.jsonl", "", "is empty"),
     "binary lines": ("x.jsonl", bytes(range(256)), "not UTF-8"),
@@ -115,6 +116,11 @@ def test_unknown_data(spec: str, tiny_folder: Path, refused: Refused) -> None:
 @pytest.mark.parametrize("name", ["absent.txt", "absent.jsonl", "absent.parquet#text"])
 def test_absent_file(name: str, tiny_folder: Path, refused: Refused) -> None:
     assert refused(tiny_folder, "--data", name) == f"no such data file: {name.partition('#')[0]}"
+
+
+def test_a_folder_is_no_data_file(tmp_path: Path, tiny_folder: Path, refused: Refused) -> None:
+    (tmp_path / "texts.txt").mkdir()
+    assert refused(tiny_folder, "--data", tmp_path / "texts.txt") == f"{tmp_path / 'texts.txt'} is not a file"
 
 
 def test_same_data_twice(tiny_folder: Path, refused: Refused) -> None:

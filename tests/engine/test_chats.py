@@ -426,13 +426,14 @@ def test_the_command(tmp_path: Path, chats: str, talker: Any, scan_cli: Scan) ->
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [([{"messages": [{"role": "wizard", "content": "x"}]}], r"role 'wizard' is none of system"),
+    [([{"messages": [{"role": "wizard", "content": "x"}]}], "message 0 has role 'wizard': give one of"),
      ([{"messages": [{"role": "user", "content": ["x"]}]}], r"message 0 \(user\): its `content` is no text"),
      ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], "its `content` is no text"),
      ([{"messages": [{"role": "user", "content": "x"}]}, {"messages": []}], "field 'messages' holds no message"),
-     ([{"messages": [{"content": "x"}]}], "role None is none of"),
-     ([{"text": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mix conversations with texts"),
-     ([{"messages": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mix conversations with texts")],
+     ([{"messages": [{"content": "x"}]}], "message 0 has no role: give one of"),
+     ([{"messages": [{"role": "user", "content": " "}]}], "its `content` is empty"),
+     ([{"text": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mixes conversations with texts"),
+     ([{"messages": "a"}, {"messages": [{"role": "user", "content": "x"}]}], "mixes conversations with texts")],
 )  # fmt: skip
 def test_bad_conversations(rows: list[Any], said: str | None, tmp_path: Path, talker: Any) -> None:
     (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -471,7 +472,7 @@ def test_a_template_that_leaves_a_single_token(tmp_path: Path, talker: Any) -> N
 
 
 def test_conversations_without_a_tokenizer(chats: str) -> None:
-    with pytest.raises(SinkscopeError, match="are conversations and the model has no tokenizer"):
+    with pytest.raises(SinkscopeError, match="holds conversations and the model has no tokenizer"):
         sinkscope.scan(make_model(), data=chats)
 
 

@@ -133,7 +133,7 @@ def test_rows_of_text_and_of_ids_are_not_mixed(tmp_path: Path, tokenizer: Any) -
 def test_conversations_are_no_held_out_text(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "words"}]}) + "\n", "utf-8")
-    with pytest.raises(SinkscopeError, match="are conversations, which only a scan reads: give text here"):
+    with pytest.raises(SinkscopeError, match="holds conversations, which only a scan reads: give text here"):
         read(path, tokenizer)
 
 

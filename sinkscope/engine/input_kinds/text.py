@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.forward import written
+from sinkscope.checkpoints.tokenizers import tokenizer_needed
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
-from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, TokenRules, check_spec, token_rules
 from sinkscope.inputs.batches import token_data_of
 from sinkscope.inputs.chats import continued, read_chats_or_text
-from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.inputs.openings import read_opened
 from sinkscope.inputs.signals import TASKS
 from sinkscope.runs.defaults import DATA, NUM_SEQUENCES, SEQ_LEN
@@ -40,7 +39,8 @@ class TextInput(InputKind):
     def read(self, positions: int) -> Reading:
         tokenizer = self.checkpoint.tokenizer
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
-        corpora = self._corpora(rules)
+        with tokenizer_needed(self.checkpoint):
+            corpora = self._corpora(rules)
         if self.request.generate is not None:
             corpora = [continued(corpus, rules, self._written) for corpus in corpora]
         return Reading(rules, corpora, [token_data_of(corpus) for corpus in corpora], tokenizer, self)
@@ -59,11 +59,6 @@ class TextInput(InputKind):
             check_spec(spec)  # refuses the name of a task, which other models cannot read
         length, count = request.seq_len or default_length(checkpoint, SEQ_LEN), request.num_sequences or NUM_SEQUENCES
         check_length(checkpoint, length)
-        if checkpoint.tokenizer_error and not all(_needs_no_tokenizer(spec) for spec in specs):
-            raise SinkscopeError(
-                f"{checkpoint.name} has no usable tokenizer ({checkpoint.tokenizer_error}): text cannot be read; "
-                "give token ids (.jsonl with `input_ids`) or --data random"
-            )
         corpora = []
         if request.first or request.prepend:
             opened = openings(request.first, request.prepend)
@@ -78,7 +73,3 @@ class TextInput(InputKind):
                 name = spec if len(request.bos) == 1 else f"{spec} bos={mode}"
                 corpora.append(replace(corpus, domain=name))
         return corpora
-
-
-def _needs_no_tokenizer(spec: str) -> bool:
-    return spec in SYNTHETIC or spec.partition("#")[0].endswith((".jsonl", ".parquet"))

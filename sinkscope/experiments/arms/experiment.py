@@ -17,6 +17,7 @@ from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.forward import Forward, probe
 from sinkscope.checkpoints.tensor_hash import tensors_sha256
+from sinkscope.checkpoints.tokenizers import tokenizer_needed
 from sinkscope.checkpoints.wrappers import inner_model
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
@@ -65,7 +66,8 @@ def held_out(text: Text, checkpoint: Checkpoint, manifest: Manifest | None) -> C
     rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)
     bos = _bos(manifest)
     try:
-        corpus = read_corpus(text.data, checkpoint.tokenizer, rules, length, count, bos, text.seed, without=without)
+        with tokenizer_needed(checkpoint):
+            corpus = read_corpus(text.data, checkpoint.tokenizer, rules, length, count, bos, text.seed, without=without)
     except NothingLeft:
         raise SinkscopeError(
             f"--data {spec}: the run has read it all, nothing is left to measure a loss on; give other --data, or scan "
