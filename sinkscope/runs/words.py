@@ -30,6 +30,12 @@ def sequences_of_tokens(count: int, tokens: int | str) -> str:
     return f"{count} sequence{'s' * (count != 1)} of {tokens} tokens"
 
 
+def of_heads(some: int, heads: int, verb: str) -> str:
+    """`1 of 72 heads gives`, `2 of 72 heads give`. `verb`: in the plural; it agrees with the heads that are counted."""
+    one = "has" if verb == "have" else f"{verb}s"
+    return f"{some} of {heads} head{'s' * (heads != 1)} {one if some == 1 else verb}"
+
+
 def in_words(summary: StreamSummary, scores: list[str], normalised: bool, request: Request) -> list[str]:
     """Sentences about one stream. `scores`: the kinds of attention in it that are not a softmax; `normalised`: whether
     the rows of all of them are divided by their sum."""
@@ -119,7 +125,8 @@ def dormant_words(dormant: DormantHeads, heads: int) -> str:
         return "unknown, since its column is missing in every head"
     some = f" in every dataset, {dormant.in_some_domains} in some datasets only" if dormant.in_some_domains else ""
     unknown = f", unknown in {dormant.unknown} more" if dormant.unknown else ""
-    return f"{dormant.count or 'none'} of {heads - dormant.unknown} heads{some}{unknown}"
+    judged = heads - dormant.unknown
+    return f"{dormant.count or 'none'} of {judged} head{'s' * (judged != 1)}{some}{unknown}"
 
 
 def _sink_words(summary: StreamSummary, epsilon: float) -> str:
@@ -130,10 +137,11 @@ def _sink_words(summary: StreamSummary, epsilon: float) -> str:
             f"alpha_0 of {base:.3f}, above {epsilon:g}. Measure longer sequences."
         )
     if summary.sink_heads:
+        give = of_heads(summary.sink_heads, summary.heads, "give")
         return (
-            f"Attention sink: {summary.sink_heads} of {summary.heads} heads give the first token more than {epsilon:g} "
-            f"of their attention ({ALPHA_0}; uniform attention gives {base:.3f}). Sink rate: {rate:.1f} % of all "
-            f"(sequence, head) pairs exceed {epsilon:g}."
+            f"Attention sink: {give} the first token more than {epsilon:g} of "
+            f"{'its' if summary.sink_heads == 1 else 'their'} attention ({ALPHA_0}; uniform attention gives "
+            f"{base:.3f}). Sink rate: {rate:.1f} % of all (sequence, head) pairs exceed {epsilon:g}."
         )
     return (
         f"No sink at the first token: no head gives it more than {epsilon:g} of its attention ({ALPHA_0}; uniform "

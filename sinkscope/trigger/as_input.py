@@ -8,6 +8,7 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.corpus import Corpus
+from sinkscope.runs.words import of_heads
 from sinkscope.trigger import task
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _words(heads: list[dict[str, Any]], attention: str, normalised: bool) -> lis
     sinks = [head for head in heads if head["bos_mean"] >= SINK]
     means = [head["bos_mean"] for head in heads]
     words = [
-        f"{len(sinks)} of {len(heads)} heads have a sink: mean BOS mass of {SINK:g} or more where no trigger stands "
+        f"{of_heads(len(sinks), len(heads), 'have')} a sink: mean BOS mass of {SINK:g} or more where no trigger stands "
         f"(heads: {min(means):.3f} to {max(means):.3f})."
     ]
     if not normalised:

@@ -335,7 +335,7 @@ def test_the_softmax_sink_of_the_trigger_task_is_a_switch(trigger_runs: dict[str
     assert tokens.loc["trigger", "lift"] == pytest.approx(15)
     assert (tokens["q"] < 1e-8).all()
     words = " ".join(run.summary.streams["text"].in_words)
-    assert "1 of 1 heads have sink rows" in words
+    assert "1 of 1 head has sink rows" in words
     assert "Tokens that switch heads on: 'trigger' (1)." in words
     assert "Heads cancel" not in words, "there is one head"
 
@@ -345,7 +345,7 @@ def test_the_relu_head_of_the_trigger_task_is_off_without_a_sink(trigger_runs: d
     assert head["off_rate"] == head["off_not_sunk"] == pytest.approx(14 / 15)
     assert head["sink_rows"] == head["self_rows"] == 0
     assert head["row_pattern"] == "other", "its rows are empty but the trigger's"
-    assert "none of 1 heads has sink rows" in " ".join(trigger_runs["relu"].summary.streams["text"].in_words)
+    assert "none of 1 head has sink rows" in " ".join(trigger_runs["relu"].summary.streams["text"].in_words)
 
 
 def test_tokens_are_counted_the_same_whatever_the_batches(trigger_runs: dict[str, Run]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
 from sinkscope.present.text import next_command, printable, wrapped
+from sinkscope.runs.words import of_heads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,7 @@ def _answer(emerged: pd.DataFrame, epsilon: float) -> str:
     jumps, ramps, back = (int((last["shape"] == shape).sum()) for shape in ("jump", "ramp", "returned"))
     returned = f" In {back} it was there at the first step, was lost and came back." if back else ""
     return (
-        f"At the last step, {len(last)} of {len(emerged)} heads have a sink (alpha_0 > {epsilon:g}). In {early} of "
+        f"At the last step, {of_heads(len(last), len(emerged), 'have')} a sink (alpha_0 > {epsilon:g}). In {early} of "
         f"these heads it was there at every step, in {jumps} it came in a jump between two measured steps, and in "
         f"{ramps} it came over more steps.{returned}"
     )

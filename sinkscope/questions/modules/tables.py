@@ -119,6 +119,13 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
         token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
         stream.in_words.append(
             f"Modules: with per-tensor quantisation to 8 bits, {worst['module']} loses most: "
-            f"{100 * worst['underflow_tensor']:.0f} % of its input rounds to 0, with per-token quantisation "
-            f"{100 * worst['underflow_token']:.0f} %; its largest entry is at position {worst['amax_position']}{token}."
+            f"{_percent(worst['underflow_tensor'])} of its input rounds to 0, with per-token quantisation "
+            f"{_percent(worst['underflow_token'])}; its largest entry is at position {worst['amax_position']}{token}."
+            if worst["underflow_tensor"] > 0
+            else "Modules: with per-tensor quantisation to 8 bits, no entry of any module's input rounds to 0."
         )
+
+
+def _percent(share: float) -> str:
+    """A share in whole percent; one that is not 0 is not called so."""
+    return f"{100 * share:.0f} %" if share == 0 or share >= 0.005 else "less than 1 %"

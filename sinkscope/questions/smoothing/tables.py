@@ -11,6 +11,7 @@ from torch import Tensor
 from sinkscope.capture import Site
 from sinkscope.questions.smoothing.columns import CLUSTERS, LAMPERT, PARTS, WALKED
 from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.words import of_heads
 from sinkscope.tables.columns import run_column
 from sinkscope.tables.frames import measured_table
 from sinkscope.tables.values import Domain
@@ -187,14 +188,19 @@ def _missing(rows: pd.DataFrame) -> dict[str, int]:
 
 
 def _missing_words(missing: dict[str, int], heads: int) -> list[str]:
-    return [f"{name} is empty in {count} of {heads} heads: {UNREAD[name]}." for name, count in missing.items()]
+    return [
+        f"{name} is empty in {count} of {heads} head{'s' * (heads != 1)}: {UNREAD[name]}."
+        for name, count in missing.items()
+    ]
 
 
 def _words(counts: dict[str, int], heads: int) -> str:
     if counts["missing"] == heads:
         return "Smoothing: no head's W_V could be read."
+    smooths = counts["smooths"]
     text = (
-        f"Smoothing: {counts['smooths']} of {heads} heads make tokens more similar the denser they attend, "
+        f"Smoothing: {of_heads(smooths, heads, 'make')} tokens more similar the denser "
+        f"{'it attends' if smooths == 1 else 'they attend'}, "
         f"{counts['sharpens']} less similar, {counts['neither']} neither"
     )
     if counts["differs"]:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import StreamSummary
+from sinkscope.runs.words import of_heads
 
 IDLE = 0.01
 """A head whose distant keys write a smaller share of its energy counts as one that may forget them."""
@@ -30,7 +31,10 @@ def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, reques
         sinks = request.options["sinks"]
         kept = f"the first {f'{sinks} tokens' if sinks != 1 else 'token'} and the last {request.options['window']}"
         if measured:
-            text = f"{idle} of {measured} heads write less than 1 % of their energy from keys other than {kept}."
+            text = (
+                f"{of_heads(idle, measured, 'write')} less than 1 % of {'its' if idle == 1 else 'their'} energy from "
+                f"keys other than {kept}."
+            )
         elif stream.causal and stream.tokens_per_sequence <= request.options["window"] + request.options["sinks"]:
             text = f"no sequence is longer than {kept}: give a smaller --window or a larger --seq-len."
         else:

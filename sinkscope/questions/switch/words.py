@@ -9,6 +9,7 @@ import pandas as pd
 from sinkscope.questions.switch.tables import CHANCE, FEWEST, TokenTests
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean
+from sinkscope.runs.words import of_heads
 
 SINKING, AS_OFF, SILENT, CANCELLING, SWITCHING = 0.05, 0.9, 0.05, 0.9, 2.0
 """What is counted: heads with this share of sink rows, of which this share is off; heads below this communication;
@@ -88,17 +89,18 @@ def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTes
 
 
 def _words(figures: dict[str, Any], of_tokens: str) -> list[str]:
-    some = figures["with_sink_rows"]
+    some, heads = figures["with_sink_rows"], figures["heads"]
+    whose, among = ("its", "1") if some == 1 else ("their", "them")
     words = [
-        f"Switch: {some} of {figures['heads']} heads have sink rows (A[i,0] >= 0.9 in 5 % of their rows); in "
-        f"{figures['sink_rows_are_off']} of them these rows are off: the head writes less than 0.1 of a value there."
+        f"Switch: {of_heads(some, heads, 'have')} sink rows (A[i,0] >= 0.9 in 5 % of {whose} rows); in "
+        f"{figures['sink_rows_are_off']} of {among} these rows are off: the head writes less than 0.1 of a value there."
         if some
-        else f"Switch: none of {figures['heads']} heads has sink rows (A[i,0] >= 0.9 in 5 % of its rows)."
+        else f"Switch: none of {heads} head{'s' * (heads != 1)} has sink rows (A[i,0] >= 0.9 in 5 % of its rows)."
     ]
     if figures["communication_known"]:
         words.append(
-            f"{figures['silent']} of {figures['communication_known']} heads move nothing between tokens (communication "
-            "below 5 %)."
+            f"{of_heads(figures['silent'], figures['communication_known'], 'move')} nothing between tokens "
+            "(communication below 5 %)."
         )
     if of_tokens:
         words.append(of_tokens)

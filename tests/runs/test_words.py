@@ -1,0 +1,51 @@
+"""Sentences agree with their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from small_run import make_run
+
+from sinkscope.questions.modules.tables import add_modules
+from sinkscope.questions.smoothing.tables import _words as smoothing_words
+from sinkscope.runs.schema.stream import DormantHeads
+from sinkscope.runs.words import _sink_words, dormant_words, of_heads
+
+
+@pytest.mark.parametrize(
+    ("some", "heads", "verb", "text"),
+    [(1, 72, "give", "1 of 72 heads gives"), (2, 72, "give", "2 of 72 heads give"), (0, 9, "move", "0 of 9 heads move"),
+     (1, 1, "have", "1 of 1 head has"), (0, 1, "have", "0 of 1 head have")],
+)  # fmt: skip
+def test_the_verb_agrees_with_the_heads_that_are_counted(some: int, heads: int, verb: str, text: str) -> None:
+    assert of_heads(some, heads, verb) == text
+
+
+def test_one_head_is_spoken_of_as_one() -> None:
+    summary = make_run().summary.streams["text"]
+    one = summary.model_copy(update={"sink_heads": 1, "heads": 8})
+    assert _sink_words(one, 0.3).startswith("Attention sink: 1 of 8 heads gives the first token more than 0.3 of its ")
+    counts = {"smooths": 1, "sharpens": 0, "neither": 7, "differs": 0, "missing": 0}
+    assert "1 of 8 heads makes tokens more similar the denser it attends, 0 less" in smoothing_words(counts, 8)
+    dormant = DormantHeads(rule="honor<0.4", count=0, heads=[])
+    assert dormant_words(dormant, 1) == "none of 1 head"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "token", "text"),
+    [(0.93, 0.46, "down_proj loses most: 93 % of its input rounds to 0, with per-token quantisation 46 %"),
+     (0.001, 0.0, "less than 1 % of its input rounds to 0, with per-token quantisation 0 %"),
+     (0.0, 0.0, "no entry of any module's input rounds to 0.")],
+)  # fmt: skip
+def test_a_module_that_loses_nothing_is_not_said_to_lose_most(tensor: float, token: float, text: str) -> None:
+    summary = make_run().summary
+    row: dict[str, Any] = {
+        "stream": "text",
+        "module": "down_proj",
+        "underflow_tensor": tensor,
+        "underflow_token": token,
+    }
+    add_modules(summary.streams, pd.DataFrame([row | {"amax_token": "<bos>", "amax_position": 0}]))
+    assert text in summary.streams["text"].in_words[-1]
