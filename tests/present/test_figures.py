@@ -20,7 +20,8 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.colors import CONTROL, DIVERGING, MAP
 from sinkscope.present.figures import arms as ablation_figure
-from sinkscope.present.figures.canvas import WIDTHS
+from sinkscope.present.figures.canvas import WIDTHS, plain_axis
+from sinkscope.present.figures.maps import _shown as beside
 from sinkscope.present.figures.maps import draw_attention
 from sinkscope.present.figures.run import _heatmap, draw, draw_on
 from sinkscope.present.figures.several import caption
@@ -326,3 +327,29 @@ def test_the_thresholds_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     draw(run, "scatter", "png")
     levels = [[line.get_ydata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":"] for figure in drawn]
     assert levels == [[0.3], [0.4]]
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "shown"),
+    [([0.93326781, 0.93326785], False, ["0.90", "0.95"]), ([0.4346, 0.4352], True, ["0.42", "0.43", "0.44", "0.45"]),
+     ([1.03, 1.13, 1.01], True, ["1", "1.05", "1.1", "1.15"]), ([0.1, 0.9], False, ["0.25", "0.50", "0.75"]),
+     ([1.0, 20.0], True, ["$\\mathdefault{10^{0}}$", "$\\mathdefault{10^{1}}$"])],
+)  # fmt: skip
+def test_numbers_of_a_narrow_axis_are_written_out(values: list[float], log: bool, shown: list[str]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = Figure((3.35, 1.4))
+    axes = canvas.subplots()
+    axes.plot(values, marker="o")
+    plain_axis(axes, log)
+    FigureCanvasAgg(canvas).draw()
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    assert set(shown) <= {label.get_text() for label in axes.get_yticklabels()}
+
+
+def test_a_token_of_a_blank_is_shown_as_one() -> None:
+    assert [beside(token) for token in ("\u0120", "\u2581the", "<script>alert(1)")] == [
+        "\u2018 \u2019",
+        "the",
+        "<script>aler",
+    ]

@@ -64,6 +64,30 @@ def fitting(text: str, width: float) -> str:
     return cut_in_the_middle(text, max(6, int(width / LETTER)))
 
 
+LEAST = 0.1
+"""What an axis of values spans at least, as a share of them."""
+
+
+def plain_axis(axes: Axes, log: bool = False) -> None:
+    """Gives the vertical axis numbers that are written out: matplotlib adds an offset to each where the values are
+    close together, and writes each as a power of ten where a logarithmic axis spans less than a decade."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    if log:
+        axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    middle, least = (low + high) / 2, LEAST / 2 * max(abs(low), abs(high))
+    if high - low < 2 * least:
+        low, high = middle - least, middle + least
+        axes.set_ylim(low, high)
+    if not log:
+        axes.ticklabel_format(axis="y", useOffset=False)
+    elif high < 10 * low:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
 def headline(canvas: Figure, text: str) -> None:
     """Titles the whole figure, at the left as single axes are titled."""
     canvas.suptitle(printable(text), x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], parse_math=False)

@@ -12,7 +12,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import LINES, MAP
 from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
 from sinkscope.present.figures.several import short
-from sinkscope.present.text import printable, run_id, token_text
+from sinkscope.present.text import printable, run_id, token_cell, token_text
 from sinkscope.runs.defaults import EPSILON
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ def paint_map(axes: Axes, tile: Tile, most: float, epsilon: float, points: float
 
 
 def _shown(token: str) -> str:
-    """A token without the sign by which vocabularies begin a word, cut to fit beside a map."""
-    return (token_text(token).strip() or printable(token))[:12]
+    """A token without the sign by which vocabularies begin a word, cut to fit beside a map. Blanks are quoted."""
+    return (token_text(token).strip() or token_cell(token))[:12]
 
 
 def sinks(weights: np.ndarray, epsilon: float, kind: Kind | None = None) -> list[int]:

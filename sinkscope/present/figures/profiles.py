@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.comparison.levels import relative_depths
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import LINES
-from sinkscope.present.figures.canvas import drawn, fitting, headline, inches
+from sinkscope.present.figures.canvas import drawn, fitting, headline, inches, plain_axis
 from sinkscope.present.figures.several import Series, all_series, by_layer, common, measured
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import run_id, sentence
@@ -77,8 +77,7 @@ def _panel(axes: Axes, name: str, series: Sequence[Series], over_depth: bool) ->
         if error is not None:
             axes.fill_between(x, rows[name] - error, rows[name] + error, color=color, alpha=0.2, linewidth=0)
     axes.set_ylabel(mathematics(name) or in_words(name, _mass(series)))
-    if name == "norm_ratio" and any((line.rows("layers")[name] > 0).any() for line in series):
-        axes.set_yscale("log")
+    plain_axis(axes, name == "norm_ratio" and any((line.rows("layers")[name] > 0).any() for line in series))
 
 
 def _mass(series: Sequence[Series]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
-from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches
+from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches, plain_axis
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
@@ -222,8 +222,7 @@ def _profile(canvas: Figure, run: Run) -> None:
     for axes, name, color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
         axes.set_ylabel(mathematics(name) or in_words(name, _first_mass(run)))
-        if name == "norm_ratio" and (rows[name] > 0).any():
-            axes.set_yscale("log")
+        plain_axis(axes, name == "norm_ratio" and bool((rows[name] > 0).any()))
     panels[-1].set_xlabel("layer")
     panels[-1].set_xticks(_whole(rows["layer"]))
     _title(panels[0], run, "by layer, ± standard error")
