@@ -14,14 +14,14 @@ from torch import Tensor, nn
 def has_learned_keys(model: nn.Module, path: str, key: Tensor | None, value: Tensor | None) -> bool:
     """Whether the first or the last key or value, (B, G, Tk, d) each, of a call in the module at `path` is a parameter
     of this module or of one that holds it, or whether the first are zero in every sequence. False where all keys are
-    parameters: none is beside a token's."""
+    parameters, or all are zero: none is beside a token's."""
     module = model.get_submodule(path)
     if isinstance(module, nn.MultiheadAttention):
         return module.bias_k is not None or module.add_zero_attn
     if key is None or value is None or key.is_meta:
         return False
     if not bool(key[:, :, 0].any()) and not bool(value[:, :, 0].any()):
-        return True
+        return bool(key.any())  # a text of zeros, as a diffusion model's empty prompt, has none that are others
     weights = [*_weights(model, path)]
     ends = [
         [any(_holds(weight, tensor[0, 0, place]) for weight in weights) for place in (0, -1)] for tensor in (key, value)

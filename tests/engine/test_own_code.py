@@ -238,6 +238,27 @@ def test_learned_keys_beside_the_tokens_are_told_by_a_watch(make: Any, sequences
         seen.run()
 
 
+class Reader(nn.Module):
+    """Reads a prompt by cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+                   for part in (self.query(x), self.key(prompt), self.value(prompt)))  # fmt: skip
+        read: Tensor = self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return read
+
+
+def test_a_prompt_of_zeros_is_no_learned_key() -> None:
+    """A diffusion model's empty prompt has keys and values of 0."""
+    with torch.no_grad(), sinkscope.watch(model := Reader()) as seen:
+        model(torch.randn(1, 24, WIDTH), torch.zeros(1, 8, WIDTH))
+    np.testing.assert_allclose(seen.run().heads["bos_mass"], 1 / 8, atol=1e-6)
+
+
 def heads_first(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Computes with heads on the first axis and sequences on the second."""
     query, key, value = (each.transpose(0, 1) for each in (query, key, value))
