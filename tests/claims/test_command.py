@@ -154,6 +154,7 @@ def test_what_is_kept_of_other_weights_is_not_read(copied: Path, tmp_path: Path)
     assert CONTROLS.run_of(subject()).manifest.model.weights_sha256 == anew[0].manifest.model.weights_sha256
 
 
+@pytest.mark.slow
 def test_a_text_file_that_has_changed_is_other_text(tiny_folder: Path, tmp_path: Path) -> None:
     """Its name is the same."""
     text = tmp_path / "text.txt"

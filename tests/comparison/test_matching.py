@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from sinkscope.present.verdict import where
 from sinkscope.runs.statistics import paired_difference, welch_difference
 
 
+@cache
 def bart(seed: int = 0) -> Any:
     model: Any = tiny_model(AutoModel, "bart")
     with torch.no_grad():
@@ -36,7 +39,12 @@ def bart(seed: int = 0) -> Any:
 
 
 def watched(*conditions: tuple[str, str], seed: int = 0) -> Run:
-    """A run of conditions (label, parts of the model that ran, separated by a blank)."""
+    """The run of conditions (label, parts of the model that ran, separated by a blank), which tests may change."""
+    return deepcopy(_watched(conditions, seed))
+
+
+@cache
+def _watched(conditions: tuple[tuple[str, str], ...], seed: int) -> Run:
     model = bart(seed)
     ids = random_ids(4, 24).clamp(max=VOCABULARY - 1)
     with torch.no_grad(), sinkscope.watch(model) as seen:
@@ -104,6 +112,11 @@ def test_a_verdict_counts_heads_and_layers_once() -> None:
 
 
 def llama(seed: int, **options: Any) -> Run:
+    return deepcopy(_llama(seed, **options))
+
+
+@cache
+def _llama(seed: int, **options: Any) -> Run:
     return sinkscope.scan(tiny("llama"), data=random_ids(4, 40), self_check=False, **options)
 
 

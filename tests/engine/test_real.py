@@ -47,7 +47,7 @@ def test_gemma_every_column_with_a_biting_window(gemma: Checkpoint) -> None:
     assert reach == [layer for layer in range(18) if layer % 6 != 5]
 
 
-@pytest.mark.parametrize(("length", "count"), slow_but([(24, 1), (70, 2), (128, 3)], (24, 1)))
+@pytest.mark.parametrize(("length", "count"), slow_but([(24, 1), (70, 2), (128, 3)]))
 def test_minilm_every_column(minilm: Checkpoint, length: int, count: int) -> None:
     ids = prose(minilm, length, count)
     run = sinkscope.scan(minilm.model, data=ids)

@@ -409,6 +409,7 @@ def compiled(model: Any) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_what_is_measured_before_all_arms_is_that_of_the_uncompiled_model(loud: Any) -> None:
     """The means of massive elements and the maps of heads come from hooks, which compiled code does not call."""
 

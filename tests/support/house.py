@@ -48,7 +48,8 @@ def parsed(path: Path) -> ast.Module:
 
 
 def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    tested = node.test if isinstance(node, ast.If) else None
+    return isinstance(tested, ast.Name | ast.Attribute) and "TYPE_CHECKING" in vars(tested).values()
 
 
 def run_time_statements(tree: ast.AST) -> Iterator[ast.AST]:
