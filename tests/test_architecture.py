@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import SHORT
-from house import NEIGHBOURS, ROOMS, arrows, entries, levels, misplaced
+from house import NEIGHBOURS, ROOMS
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
@@ -202,16 +202,3 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     named = [page.parent / link for link in re.findall(LINK, text)] + [ROOT / path for path in re.findall(PATH, text)]
     assert [str(path) for path in named if not path.exists() and "NAME" not in path.name] == []
     assert named or page.name in ("trigger.md", "SECURITY.md"), "the expressions find what a page names"
-
-
-def test_the_figures_are_today_s() -> None:
-    pairs = arrows(HOME)
-    counted = {
-        "entries of `sinkscope/`": len(entries(HOME)),
-        "entries without a place in the order": len(misplaced(HOME)),
-        "import arrows": len(pairs),
-        "levels": max(levels(pairs).values()),
-    }
-    for row, count in counted.items():
-        (figures,) = re.findall(rf"^\| {re.escape(row)} \|(.+)\|$", TEXT, re.M)
-        assert figures.split("|")[1].strip() == str(count), f"{row}: python tests/support/house.py prints them"

@@ -19,8 +19,10 @@ from house import (
     arrows,
     circles,
     describe,
+    entries,
     file_imports,
     imported,
+    levels,
     misplaced,
     modules,
     private_imports,
@@ -159,3 +161,16 @@ def test_every_requirement_has_a_floor() -> None:
     """`.ci/lowest` installs it; a requirement without one promises every version there ever was."""
     without = [line for line in _requirements() if not re.search(r"[>=]=", line) and not line.startswith("sinkscope[")]
     assert without == []
+
+
+def test_the_figures_of_the_page_are_today_s() -> None:
+    pairs, text = arrows(HOME), (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    counted = {
+        "entries of `sinkscope/`": len(entries(HOME)),
+        "entries without a place in the order": len(misplaced(HOME)),
+        "import arrows": len(pairs),
+        "levels": max(levels(pairs).values()),
+    }
+    for row, count in counted.items():
+        (figures,) = re.findall(rf"^\| {re.escape(row)} \|(.+)\|$", text, re.M)
+        assert figures.split("|")[1].strip() == str(count), f"{row}: python tests/support/house.py prints them"

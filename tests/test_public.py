@@ -66,8 +66,11 @@ def test_the_gate_in_three_lines(
 @pytest.mark.parametrize("missing", ["", "sys.modules['sinkscope.comparison.compare_runs'] = None"], ids=["", "fails"])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("", (True, False)), ("gc.disable()", (False, False)), ("gc.freeze()", (True, True))],
-    ids=["as Python starts", "switched off by the user", "frozen by the user"],
+    [
+        pytest.param("", (True, False), marks=pytest.mark.slow, id="as Python starts"),
+        pytest.param("gc.disable()", (False, False), marks=pytest.mark.slow, id="switched off by the user"),
+        pytest.param("gc.freeze()", (True, True), id="frozen by the user"),
+    ],
 )
 def test_an_import_leaves_the_garbage_collector_as_it_finds_it(
     before: str, after: tuple[bool, bool], missing: str

@@ -36,6 +36,7 @@ def no_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_claim_is_put_to_a_model_without_bos(
     no_bos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

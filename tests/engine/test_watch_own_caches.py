@@ -145,7 +145,7 @@ def in_one_pass(model: Model, *texts: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("prompt", slow_but([1, 9], 9))
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 @pytest.mark.parametrize("kind", slow_but(KINDS, "tuple", "static"))
 def test_steps_give_the_numbers_of_one_pass(kind: str, by_hand: bool, prompt: int) -> None:
     model, first, second = model_of(kind, by_hand), ids_of(2, 20), ids_of(3, 20, 2)

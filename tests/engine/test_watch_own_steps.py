@@ -41,7 +41,6 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True},
 }  # fmt: skip
 """The first three compute attention in their own code; the last adds a bias in its mask."""
-FAMILIES = slow_but([*OWN], "bloom", "falcon")
 
 
 def model_of(family: str) -> Any:
@@ -54,7 +53,7 @@ def model_of(family: str) -> Any:
 
 
 @pytest.mark.parametrize("left", slow_but([0, 4], 4))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(OWN, "falcon"))
 def test_generation_gives_the_numbers_of_one_pass(family: str, left: int) -> None:
     model, given = model_of(family), prompt(left)
     unwatched = generate(model, given)
@@ -65,7 +64,7 @@ def test_generation_gives_the_numbers_of_one_pass(family: str, left: int) -> Non
     assert_same(seen.run(), in_one_pass(model, written, given), atol=2e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(OWN, "falcon"))
 def test_more_than_64_tokens_are_joined(family: str) -> None:
     """The column sums of the first 64 queries end in the middle of a pass, behind another one."""
     model, ids = model_of(family), torch.randint(3, VOCABULARY, (2, 90), generator=torch.Generator().manual_seed(2))
@@ -86,7 +85,7 @@ def written_by_hand(model: Any, ids: Tensor) -> Any:
     return seen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(OWN, "falcon"))
 def test_a_sequence_that_has_ended_is_cut(family: str) -> None:
     """`generate` goes on with padding behind a sequence's last token while others of its batch are written."""
     model, last = model_of(family), 7
@@ -111,7 +110,7 @@ def test_a_text_that_goes_on_behind_its_end_is_told() -> None:
 
 
 @pytest.mark.parametrize("left", slow_but([0, 4], 4))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(OWN, "bloom"))
 def test_beams_go_on_with_the_sequences_that_were_chosen(family: str, left: int) -> None:
     """Every beam of the last step is a sequence; the ids say which."""
     model, given = model_of(family), prompt(left)
@@ -151,7 +150,7 @@ def test_another_text_is_read_over_all_steps() -> None:
 
 
 @pytest.mark.parametrize("left", slow_but([0, 4], 4))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(OWN, "bloom"))
 def test_a_static_cache_is_read_without_its_empty_places(family: str, left: int) -> None:
     """`generate` makes masks over the whole cache of some models, of 2 axes or of 4: the maps show the padding."""
     if family == "gpt_neo":

@@ -189,7 +189,7 @@ def in_steps(model: nn.Module, ids: Tensor, store: Any, sizes: list[int] = SIZES
 
 
 @pytest.mark.parametrize("by_hand", slow_but([False, True], True))
-@pytest.mark.parametrize("store", [Nested, Slots, Flat, Modules, Whole])
+@pytest.mark.parametrize("store", slow_but([Nested, Slots, Flat, Modules, Whole], Nested, Slots, Modules))
 def test_a_cache_is_found_wherever_it_is_kept(store: Any, by_hand: bool) -> None:
     model, texts = model_of(by_hand), [ids_of(2, 20), ids_of(2, 20, 2)]
     with torch.no_grad(), sinkscope.watch(model) as seen:

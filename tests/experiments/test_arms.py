@@ -1621,6 +1621,7 @@ def test_arms_are_positional_and_their_passes_are_told_before_the_first(cli: Cal
     assert "left" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_time_that_passes_take_is_told_after_the_first(
     cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

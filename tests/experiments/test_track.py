@@ -149,6 +149,7 @@ def test_a_file_of_somebody_s_is_left_alone(
     assert contents(tmp_path) == {name: content.encode()}
 
 
+@pytest.mark.slow
 def test_a_callback_s_table_over_the_steps_of_an_interrupted_track(
     checkpoints: list[Path], tracked: Path, tmp_path: Path
 ) -> None:
