@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sinkscope.runs.run import Run
 
 CLEAREST = "clearest"
+TEXT = "The ferry bell rang twice before the rope was loose."
+"""What models read for --maps where no text is given: few enough tokens also for one that reads letters."""
 
 
 def report(
@@ -43,7 +45,7 @@ def report(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="With --maps: the text that the model reads, at most 64 tokens. [default: one sentence]"),
+        typer.Option(help="With --maps: the text that the model reads, at most 64 tokens. [default: a short sentence]"),
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -104,7 +106,7 @@ def check_heads(run: Run, heads: list[tuple[int, int]]) -> None:
 
 def maps_of_run(run: Run, heads: list[tuple[int, int]], text: str | None, trust: bool) -> AttentionMaps:
     """Maps of `heads`, or of the clearest ones, by the run's model, which is loaded. Raises as `maps_of` does."""
-    from sinkscope.cli.plot import TEXT, maps_of
+    from sinkscope.cli.plot import maps_of
     from sinkscope.present.figures.maps import gallery_heads
     from sinkscope.present.html.attention import AttentionMaps
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
+from sinkscope.cli.report import TEXT
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.attention_map import HeadMap, attention_maps
 from sinkscope.present.figures.maps import gallery_heads
@@ -138,6 +139,10 @@ def test_what_asks_for_no_map_is_refused(words: tuple[str, ...], said: str, tmp_
     assert result.exit_code == 2
     assert said in result.stderr
     assert not (tmp_path / "r.html").exists()
+
+
+def test_the_text_that_is_read_by_default_fits_a_tokenizer_of_bytes() -> None:
+    assert len(TEXT.encode()) + 2 <= MOST_TOKENS
 
 
 def test_maps_say_that_the_model_is_loaded_again(tmp_path: Path) -> None:
