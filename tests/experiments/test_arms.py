@@ -1484,7 +1484,18 @@ def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
             ["keys:random1 (2 draws)", "first-token:<pad>"],
             marks=pytest.mark.slow,
         ),
-        ("evict", ["--window", "4", "--sinks", "0,2"], ["window:4/full", "  random", "2 sinks", " *"]),
+        (
+            "evict",
+            ["--window", "4", "--sinks", "0,1"],
+            [
+                "window:4/full",
+                "  random",
+                "0 sinks",
+                "1 sink\n",
+                " *",
+                "sinks: first tokens that every query still sees",
+            ],
+        ),
         pytest.param(
             "quant",
             ["--bits", "3", "--kept", "0,1", "--acts", "8"],

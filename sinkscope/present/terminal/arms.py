@@ -29,10 +29,11 @@ NOTE = (
     "kept or elements replaced. ±: standard error."
 )
 DESTROYED = "destroyed: the perplexity is more than 10 times that of the unablated model."
-KNEE = (
-    "kept: first tokens whose keys and values stay as they are; random: as many random ones instead",
-    "* knee: fewest tokens kept with a loss within one standard error of the lowest",
-)
+KEPT = {
+    "kept": "kept: first tokens whose keys and values stay unrounded; random: as many random tokens instead",
+    "sinks": "sinks: first tokens that every query still sees; random: as many random tokens instead",
+}
+KNEE = "* knee: fewest tokens kept with a loss within one standard error of the lowest"
 
 
 def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
@@ -42,7 +43,7 @@ def render_arms(arms: Arms, written: Iterable[Path] = ()) -> str:
 
 def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
     """The result in words, then a row for each family of arms and a column for each number kept, with the random
-    control below it; then the arms of no family."""
+    control below it; then the arms of no family. `kept`: a key of KEPT."""
     families = arms.table[arms.table["family"].notna()]
     numbers = sorted({int(number) for number in families["kept"]})
     rows = []
@@ -52,12 +53,15 @@ def render_grid(arms: Arms, kept: str, written: Iterable[Path] = ()) -> str:
         controls = {number: _control(arms.table, row) for number, row in by_number.items()}
         if any(controls.values()):
             rows.append(("  random", *(_increase(controls.get(number)) for number in numbers)))
-    header = ("loss increase, nats", *(f"{number} {kept}" for number in numbers))
+    header = (
+        "loss increase, nats",
+        *(f"{number} {kept.removesuffix('s') if number == 1 else kept}" for number in numbers),
+    )
     lines = [
         *_opening(arms),
         *_fitted([header, *rows]),
         "",
-        *(line for sentence in KNEE for line in wrapped(sentence, rest="  ")),
+        *(line for sentence in (KEPT[kept], KNEE) for line in wrapped(sentence, rest="  ")),
         "",
     ]
     others = arms.table[arms.table["family"].isna() & ~arms.table["arm"].isin(families["control"])]

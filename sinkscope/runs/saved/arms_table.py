@@ -69,6 +69,8 @@ def beside_random(gap: Difference, shape: tuple[int, ...], control: str) -> str:
     A difference that is not significant is no sign of equality: its interval is given instead, and how many sequences
     and draws would show a difference as large as the observed one.
     """
+    if gap.p == 1:  # exactly: see Difference
+        return f"costs the same as {control}, up to rounding"
     p = f"p = {float(gap.p):.2g}"
     if gap.p < SIGNIFICANT:
         size = f"{abs(float(gap.difference)):.4f} ± {float(gap.sem):.4f}"
