@@ -78,7 +78,10 @@ def _answers(run: Run) -> Iterator[str]:
     entries = answers(run)
     for name, words in entries:
         head = f"**{markdown_cell(name)}**: " if len(entries) > 1 else ""
-        yield head + " ".join(markdown_cell(sentence) for sentence in words)
+        first, *others = map(markdown_cell, words)
+        yield head + first
+        if others:
+            yield "\n".join(f"- {other}" for other in others)
 
 
 def _table(entries: list[Entry]) -> str:

@@ -159,3 +159,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_each_answer_after_the_first_is_an_item_of_a_list() -> None:
+    run = scanned()
+    run.summary.streams["text"].in_words[:] = ["No sink.", "Dormant: <1>.", "Spikes: none."]
+    assert "\n\nNo sink.\n\n- Dormant: &lt;1&gt;.\n- Spikes: none.\n\n|" in markdown_block(run)
