@@ -21,7 +21,8 @@ from sinkscope.capture.private_doors import execution_devices, inner_tensors
 from sinkscope.checkpoints.placement import held
 from sinkscope.checkpoints.private_doors import loading_report
 from sinkscope.checkpoints.sources import Source, weight_paths
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.checkpoints.weight_files import damaged
+from sinkscope.errors import SinkscopeError
 
 TENSORS_EACH, NUMBERS_EACH = 16, 16
 """Parameters of the model for each tensor of the files, and their numbers for each byte of the files. Both leave room:
@@ -94,7 +95,7 @@ def _tensors(file: str) -> int:
             with safe_open(file, framework="pt") as opened:
                 return len(opened.keys())
         except Exception as error:
-            raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
+            raise damaged(file, error) from None
     if file.endswith(".gguf"):
         from gguf import GGUFReader
 
@@ -233,7 +234,7 @@ def _types(file: Path) -> dict[str, str]:
         with safe_open(file, framework="pt") as opened:
             return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118 - no mapping
     except Exception as error:
-        raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
+        raise damaged(file, error) from None
 
 
 def check_object(model: nn.Module) -> None:

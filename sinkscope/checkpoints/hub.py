@@ -341,7 +341,11 @@ WELL_KNOWN = (
 
 
 def near_hub_names(name: str) -> str:
-    """`; did you mean ID?` where a hub id is near a well-known one, or near one in the hub's cache; else empty."""
+    """`; did you mean NAME?` where a name is near a model folder beside it, a well-known hub id, or one in the hub's
+    cache; else empty."""
+    folders = [str(file.parent) for file in Path(name).parent.glob("*/config.json")]
+    if said := did_you_mean(name, folders):
+        return said
     hub_names = [hub_name for hub_name in known_hub_names() if hub_name != name]
     by_part = {hub_name.rpartition("/")[2]: hub_name for hub_name in hub_names}
     near = did_you_mean(name, [f"example:{example}" for example in EXAMPLES] if ":" in name else hub_names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.checkpoints.examples import example_folder, find_example
 from sinkscope.checkpoints.quiet import Report, silent
-from sinkscope.checkpoints.weight_files import DISTRIBUTED, SAFE, check_file, weight_names
+from sinkscope.checkpoints.weight_files import DISTRIBUTED, SAFE, check_file, damaged, weight_names
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line, shorten
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _check_safetensors(file: Path) -> None:
         with safe_open(file, framework="pt"):
             pass
     except Exception as error:  # whatever it is: nothing can be read of the file
-        raise SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again") from None
+        raise damaged(file, error) from None
 
 
 def _hub(name: str, revision: str | None, allow_pickle: bool) -> Source:

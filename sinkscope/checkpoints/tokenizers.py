@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.checkpoints.gguf_files import gguf_problem
 from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, language_codes
 from sinkscope.checkpoints.sources import Source, weight_paths
+from sinkscope.checkpoints.weight_files import damaged
 from sinkscope.errors import SinkscopeError, all_lines, first_line, shorten
 from sinkscope.inputs.rules import NoTokenizer
 
@@ -56,7 +57,7 @@ def _found_in_files(source: Source) -> str:
         try:
             json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            return f"{path.name} is damaged: {first_line(error)}"
+            return str(damaged(path, error))
     return ""
 
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 
 SAFE, PICKLE, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
 DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors")
@@ -108,6 +108,22 @@ def read_json(file: Path) -> Any:
         raise SinkscopeError(f"{file} is damaged: {error}") from None
     except RecursionError:
         raise SinkscopeError(f"{file} is damaged: its values are nested too deeply") from None
+
+
+POINTER = b"version https://git-lfs"
+"""How a file begins that stands for another in a clone made without Git LFS."""
+
+
+def damaged(file: Path | str, error: Exception) -> SinkscopeError:
+    """What a user reads of a file that cannot be opened as what its name says, with what mends it."""
+    try:
+        with Path(file).open("rb") as opened:
+            pointer = opened.read(len(POINTER)) == POINTER
+    except OSError:
+        pointer = False
+    if pointer:
+        return SinkscopeError(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder")
+    return SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again")
 
 
 def check_file(file: Path) -> None:

@@ -99,6 +99,15 @@ def test_file_that_is_no_checkpoint(copied: Path, refused: Refused) -> None:
     assert "give its folder" in refused(copied / "model.safetensors")
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5021\n"
+
+
+def test_a_pointer_of_git_lfs_is_called_so(copied: Path, refused: Refused) -> None:
+    (copied / "model.safetensors").write_text(POINTER, "utf-8")
+    said = f"{copied / 'model.safetensors'} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder"
+    assert refused(copied) == said
+
+
 @pytest.mark.parametrize("text", ['{"model_type": "llama",', "", "[1, 2]", "{}", "null", '{"model_type": "nonesuch"}'])
 def test_damaged_config(text: str, copied: Path, refused: Refused) -> None:
     (copied / "config.json").write_text(text, "utf-8")
@@ -482,7 +491,10 @@ def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> No
     texts = copied.parent / "texts.jsonl"
     texts.write_text(json.dumps({"text": "some words of text " * 40}) + "\n", "utf-8")
     for data in ("prose", texts):
-        assert "no usable tokenizer (tokenizer.json is damaged: Expecting" in refused(copied, "--data", data)
+        said = f"no usable tokenizer ({copied / 'tokenizer.json'} is damaged or truncated (Expecting"
+        assert said in refused(copied, "--data", data)
+    (copied / "tokenizer.json").write_text(POINTER, "utf-8")
+    assert "tokenizer.json is a Git LFS pointer" in refused(copied)
     assert scan_cli(copied, "--data", "random").code == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sinkscope.checkpoints.hub import near_hub_names
@@ -21,3 +23,13 @@ def test_a_misspelt_example_is_told_the_near_one(name: str, said: str) -> None:
 
 def test_ids_of_the_hub_are_not_told_of_examples() -> None:
     assert "example:" not in near_hub_names("meta-lama/Llama-3.2-1B")
+
+
+def test_a_folder_of_nearly_that_name_is_suggested_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in (("checkpoint-200", "config.json"), ("checkpoint-300", "notes.txt")):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / file).touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("out/chekpoint-200", "out/checkpoint-310"):
+        assert near_hub_names(name) == "; did you mean out/checkpoint-200?"
+    assert near_hub_names("../nowhere/else") == ""
