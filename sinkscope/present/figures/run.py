@@ -156,6 +156,8 @@ def _stream(run: Run) -> str:
 def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
     shown = rows.select_dtypes("number").columns.difference(["layer", "head"])
+    if metric not in shown and metric in rows.columns.difference(["layer", "head"]):
+        raise SinkscopeError(f"--metric {metric!r}: a map shows numbers, and this column holds none; give another")
     if metric not in shown:
         raise SinkscopeError(
             f"--metric {metric!r}: not a measured number of heads.csv{elsewhere(run.manifest, metric)}; `sinkscope "
