@@ -18,7 +18,7 @@ import pytest
 from conftest import TABLES, Refused, Scan
 from hub import Answer, Files, Hub, files_of, found, running
 from huggingface_hub import snapshot_download
-from tiers import slow_but
+from tiers import nightly, slow_but
 
 from sinkscope import SinkscopeError
 from sinkscope.checkpoints import Checkpoint, LoadOptions, open_checkpoint
@@ -836,6 +836,7 @@ def finished(process: subprocess.Popen[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
+@nightly
 @pytest.mark.enable_socket
 def test_the_login_node_and_the_compute_node(files: Files, tmp_path: Path) -> None:
     """What docs/first-run.md says: a scan with a network, then the same with HF_HUB_OFFLINE=1, or with no hub there."""

@@ -18,6 +18,7 @@ import torch
 from conftest import TABLES
 from launches import ACCELERATE, LIMIT, kill_all, launch, start_launch
 from models import tiny
+from tiers import nightly
 
 import sinkscope
 from sinkscope.engine.launch import ALONE, Processes, leave, start_processes
@@ -225,6 +226,7 @@ def test_heads_spread_over_processes_give_the_same_tables(folder: Path, tmp_path
 
 
 @pytest.mark.slow
+@nightly
 def test_eight_processes_spread_the_shapes_of_70b_and_405b(tmp_path: Path) -> None:
     """Llama-3.1's heads, key/value heads and ratio of inner to outer channels; channels and layers are fewer. Each
     process holds one key/value head, which is the most that can be spread. In float32 other orders of the sums move the

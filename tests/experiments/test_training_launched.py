@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from launches import launch
+from tiers import nightly
 from trainings import causal_llama, ids
 
 import sinkscope
@@ -26,7 +27,9 @@ def trained(how: str, watched: bool, out: Path) -> list[dict[str, Any]]:
     return [torch.load(f"{out}.{process}.pt") for process in range(2)]
 
 
-@pytest.mark.parametrize("how", ["trainer", "ddp", "fsdp", "fully_shard"])
+@pytest.mark.parametrize(
+    "how", ["trainer", pytest.param("ddp", marks=nightly), "fsdp", pytest.param("fully_shard", marks=nightly)]
+)
 def test_training_is_the_same_to_the_last_bit(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{SCRIPT.parent}")
     plain = trained(how, False, tmp_path / "plain")

@@ -24,6 +24,7 @@ import safetensors
 import safetensors.torch
 import transformers
 from random_share import share_of
+from tiers import thinned
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
@@ -154,7 +155,7 @@ def test_a_first_call_that_fails_is_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES[FAST:], ids=str)
+@pytest.mark.parametrize("case", thinned(CASES[FAST:]), ids=str)
 def test_any_first_call_that_fails_is_one_line(
     case: tuple[int, int], world: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from desk import scanned, smoothed
 from matplotlib.figure import Figure
-from tiers import slow_but
+from tiers import slow_but, thinned
 from typer.testing import CliRunner
 
 import sinkscope
@@ -51,7 +51,7 @@ def test_the_same_bytes_twice_with_text_as_text(figure: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", WIDTHS)
-@pytest.mark.parametrize("figure", table_figures())
+@pytest.mark.parametrize("figure", thinned(table_figures(), 2))
 def test_several_runs_fill_their_width_and_no_more(figure: str, size: str) -> None:
     """The outermost columns of pixels stay white: a legend or name that is too wide would run through them."""
     image = picture(draw_several([smoothed(), smoothed(1), smoothed(2)], figure, "png", size)[0])

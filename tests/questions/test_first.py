@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import VOCABULARY, Refused, Scan, make_model
-from tiers import slow_but
+from tiers import nightly, slow_but
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import sinkscope
@@ -167,6 +167,7 @@ def test_the_verdict_and_where_bos_stands() -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
+@nightly
 def test_gemma_s_sinks_follow_bos() -> None:
     run = sinkscope.scan("example:gemma-3-270m", self_check=False, **{**ASKED, "seq_len": 64})
     found = run.summary.streams["text"].measured["first"]

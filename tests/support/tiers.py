@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from random_share import SHARE
 
-nightly = pytest.mark.skipif(
-    SHARE < 1, reason="minutes on a real model, of what tiny ones test: left to the nightly run"
-)
-"""For tests that take minutes and ask what a real model does, not whether the code is right."""
+nightly = pytest.mark.skipif(SHARE < 1, reason="minutes, of what shorter tests ask as well: left to the nightly run")
+"""For tests that take long and ask what a real model does, or put at length what shorter tests ask as well."""
+
+
+def thinned(values: Iterable[Any], every: int = 4) -> list[Any]:
+    """All values as parameters of a test where all random cases are drawn, as at night; elsewhere one of so many."""
+    return list(values)[:: 1 if SHARE >= 1 else every]
 
 
 def slow_but(values: Iterable[Any], *fast: Any) -> list[Any]:
