@@ -15,6 +15,7 @@ import torch
 from by_hand import causal, setting_of
 from launches import LIMIT, kill_all, launch, start_launch
 from models import random_ids
+from tiers import nightly
 
 import sinkscope
 from sinkscope.engine.launch import Processes
@@ -155,6 +156,7 @@ def wait_for_batches(run: Path, count: int, process: subprocess.Popen[str]) -> N
 
 
 @pytest.mark.slow
+@nightly
 def test_a_killed_launch_goes_on(tiny_folder: Path, expected: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_launch(FAULTY, "slow", "arms", tiny_folder, *WORDS, "--out", run)
@@ -169,6 +171,7 @@ def test_a_killed_launch_goes_on(tiny_folder: Path, expected: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@nightly
 def test_ctrl_c_keeps_what_all_processes_have_done(tiny_folder: Path, expected: Path, tmp_path: Path) -> None:
     """One process then goes on where two stopped."""
     run = tmp_path / "run"
