@@ -21,7 +21,7 @@ from sinkscope.comparison.gate import check
 from sinkscope.comparison.policy import Policy, Rule
 from sinkscope.present.figures.canvas import drawn
 from sinkscope.present.html.report import render_report
-from sinkscope.present.html.svg import Line, line_chart
+from sinkscope.present.html.svg import Dot, Line, line_chart, scatter
 from sinkscope.present.terminal.bench import render_bench
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.run import render_run
@@ -194,3 +194,9 @@ def test_the_answer_of_a_domain_does_not_hide_sinks_beyond_the_first_token() -> 
     answer = " ".join(render_run(run, width=200).split())
     assert answer.count("No sink at the first token") == 2
     assert answer.count("'<bos>' (8 of 8 occurrences, in 3 heads). The first is in layer 1; some are in the last") == 2
+
+
+def test_what_a_dot_says_stays_text() -> None:
+    """Questions from outside write it, and name tokens in it."""
+    dots, _ = scatter([Dot(0.1, 0.2, "#000", "<script>")], "x", "y")
+    assert "<title>&lt;script&gt;</title>" in dots

@@ -29,6 +29,13 @@ def test_missing_values_of_pandas_are_null() -> None:
     assert plain({"a": pd.NA, "b": [np.float64("nan"), np.int64(3)]}) == {"a": None, "b": [None, 3]}
 
 
+def test_a_carriage_return_does_not_end_its_row(tmp_path: Path) -> None:
+    run = scanned()
+    run.layers["module"] = "one\rtwo"
+    run.save(tmp_path / "run")
+    assert set(load_run(tmp_path / "run").layers["module"]) == {"one\rtwo"}
+
+
 def test_a_run_whose_manifest_forgets_a_table(tmp_path: Path) -> None:
     scanned().save(tmp_path / "run")
     path = tmp_path / "run" / "manifest.json"
