@@ -101,6 +101,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Libraries that look for leaks as Python ends find none."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def without_waiting_for_the_disk() -> None:
     """A run folder waits for the disk fifteen times, for a machine that loses power; no test takes it away."""
