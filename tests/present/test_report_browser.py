@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arm_folders import write_arms
 from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
@@ -22,6 +23,7 @@ from sinkscope.present.html.page import unpacked
 from sinkscope.present.html.report import render_report
 from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.arms import load_arms, placed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (chromium, google-chrome on PATH)")
 
@@ -275,6 +277,22 @@ def test_print_is_dark_on_white(browser: Browser, tmp_path: Path) -> None:
     colors = browser.get(f"(s => [s[0].backgroundColor, s[0].color, s[1].stroke])({styles})")
     browser.call("Emulation.setEmulatedMedia", media="")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)", "rgb(0, 103, 165)"]
+
+
+def test_a_printed_heading_stays_with_what_it_heads_and_no_table_is_cut(browser: Browser, tmp_path: Path) -> None:
+    """Chromium breaks a page between a heading and a box of a grid, whatever the heading asks for."""
+    run = scanned()
+    arms = load_arms(write_arms(tmp_path / "arms", run))
+    (tmp_path / "report.html").write_text(render_report([run], None, placed([arms], [run])), encoding="utf-8")
+    browser.open(tmp_path / "report.html")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)
+    shown = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.get(shown.format("h3", "breakAfter")) == "avoid"
+    assert [browser.get(shown.format(box, "display")) for box in (".heads", ".charts", ".maps")] == ["block"] * 3
+    assert browser.get("document.querySelector('table.arms').getBoundingClientRect().right") <= 718
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.call("Emulation.setEmulatedMedia", media="")
 
 
 @pytest.mark.slow
