@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sinkscope.errors import SinkscopeError, all_lines
 from sinkscope.inputs.documents import check_regular, from_checkpoint, listed
 from sinkscope.inputs.signals import PIXELS
@@ -55,7 +57,7 @@ def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
                 with Image.open(path) as picture:
                     too_large = picture.width * picture.height > PIXEL_LIMIT
                     if not too_large:
-                        pictures[path.name] = picture.convert("RGB")
+                        pictures[path.name] = _upright(picture)
         except Image.DecompressionBombError:
             too_large = True
         except Exception:  # each format's reader meets damage with exceptions of its own
@@ -65,6 +67,20 @@ def read_folder(folder: Path, count: int | None) -> dict[str, Any]:
                 f"--images: {path} is too large: it has more than {PIXEL_LIMIT:,} pixels; make it smaller"
             )
     return pictures
+
+
+def _upright(picture: Any) -> Any:
+    """The picture in RGB, turned as its camera says, as transformers' own `load_image` turns it.
+
+    Pillow would clip the 65,536 levels of a grey picture of 16 bits to 255.
+    """
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(picture)
+    if turned.mode.startswith("I"):
+        levels = np.clip(np.asarray(turned, dtype=np.float64), 0, 65_535)
+        turned = Image.fromarray(np.rint(levels / 257).astype(np.uint8))
+    return turned.convert("RGB")
 
 
 def picture_paths(folder: Path) -> list[Path]:

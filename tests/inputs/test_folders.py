@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from sinkscope import SinkscopeError
-from sinkscope.inputs.images import processed
+from sinkscope.inputs.images import processed, read_folder
 from sinkscope.inputs.sound import read_wav, sound_features
 
 RATE = 16000
@@ -30,6 +30,26 @@ def picture(tmp_path: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(folder / "a.png")
     return folder
+
+
+def test_a_grey_picture_of_16_bits_keeps_its_levels(tmp_path: Path) -> None:
+    levels = np.linspace(0, 65_535, 64).reshape(8, 8)
+    Image.fromarray(levels.astype(np.uint16)).save(tmp_path / "deep.png")
+    Image.fromarray((levels / 257).round().astype(np.uint8)).save(tmp_path / "flat.png")
+    read = read_folder(tmp_path, None)
+    np.testing.assert_allclose(np.asarray(read["deep.png"], float), np.asarray(read["flat.png"], float), atol=1)
+
+
+def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    from transformers.image_utils import load_image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 16, 3), dtype=np.uint8)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the orientation of a picture that was taken upright
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=turned)
+    found = read_folder(tmp_path, None)["a.png"]
+    assert found.size == (8, 16)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(load_image(str(tmp_path / "a.png"))))
 
 
 def llava(folder: Path, template: str | None = None) -> dict[str, Any]:
