@@ -245,6 +245,14 @@ def test_a_vision_model_reads_the_folder_alone(
     assert "reads pictures alone" in refused(folder, "--images", pictures, "--prompt", "What?", seq_len=False, name="b")
 
 
+def test_fewer_pictures_than_asked_for_are_counted() -> None:
+    model, pixels = tiny_model(transformers.AutoModel, "vit"), torch.rand(2, 3, 32, 32)
+    asked = {number: sinkscope.scan(model, data={"pixel_values": pixels}, num_sequences=number) for number in (1, 2, 5)}
+    assert [run.summary.warnings for run in asked.values()] == [
+        [], [], ["pixel_values: 2 sequences where 5 were asked for: the data hold no more"],
+    ]  # fmt: skip
+
+
 def test_folders_that_cannot_be_read(
     llava: Path, tiny_folder: Path, pictures: Path, tmp_path: Path, refused: Refused
 ) -> None:

@@ -15,6 +15,7 @@ from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import read_corpus, token_rules
 from sinkscope.inputs.batches import as_corpus, token_data, token_data_of
+from sinkscope.inputs.corpus import warn_of_count
 from sinkscope.inputs.documents import Texts
 from sinkscope.runs.defaults import NUM_SEQUENCES, SEQ_LEN
 from sinkscope.runs.request import Request
@@ -98,6 +99,7 @@ class TokenIdInput(InputKind):
         ids = whole.ids[rows, : request.seq_len]
         ids = ids[:, (ids >= 0).any(0)]
         corpus = replace(whole, ids=ids, pieces=whole.pieces[rows], passages=whole.passages[rows])
+        warn_of_count(corpus, request.num_sequences or 0)
         cut = token_data_of(corpus)
         check_length(checkpoint, cut.longest)
         rules = token_rules(checkpoint.tokenizer, checkpoint.vocabulary)

@@ -16,6 +16,7 @@ from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules
 from sinkscope.inputs.batches import DECODER, batches
+from sinkscope.inputs.corpus import warn_of_count
 from sinkscope.inputs.images import picture_paths, processed
 from sinkscope.inputs.signals import (
     KINDS,
@@ -81,6 +82,7 @@ class SignalInput(InputKind):
 
     def read(self, positions: int) -> Reading:
         corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)
+        warn_of_count(corpus, self.request.num_sequences or 0)
         names, text_from = KindNames(NAMES), self._signals.text_from
         return Reading(signal_rules(), [corpus], [tokens], names, self, decoder_input=text_from)
 

@@ -16,6 +16,7 @@ from sinkscope.engine.input_kinds.signals import refuse_text_settings, signal_as
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
+from sinkscope.inputs.corpus import warn_of_count
 from sinkscope.inputs.images import processed
 from sinkscope.inputs.signals import IMAGE, PIXELS, ImageNames, Sighted, image_token, joined, sighted_data, signal_name
 from sinkscope.runs.request import Request
@@ -62,7 +63,9 @@ class SignalTextInput(InputKind):
         tokenizer = self.checkpoint.tokenizer
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
         names = ImageNames(tokenizer, self._image)
-        return Reading(rules, [self._read.corpus()], [self._read.tokens], names, self)
+        corpus = self._read.corpus()
+        warn_of_count(corpus, self.request.num_sequences or 0)
+        return Reading(rules, [corpus], [self._read.tokens], names, self)
 
     def regions(self, ids: np.ndarray, rules: TokenRules) -> np.ndarray | None:
         regions = text_regions(ids, rules.special)
