@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.hooks import unheard
 from sinkscope.capture.precision import has_float64
-from sinkscope.capture.private_doors import conv1d, linear_kinds
+from sinkscope.capture.private_doors import conv1d, is_bitnet, linear_kinds
 from sinkscope.capture.quiet_logs import quiet_logs
 
 NAMES = (
@@ -150,10 +150,14 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
 
 def holds_codes(projection: nn.Module) -> bool:
     """Whether a layer or one inside it is quantised: it holds codes beside numbers, or tensors of a kind of its own, or
-    a note that compressed-tensors turned its codes into plain weights: it may still round what it reads."""
+    a plain weight, but rounds what it reads: BitNet's, or one whose codes compressed-tensors turned into numbers."""
     plain = all(_plain(local_part(held)) for held in (*projection.parameters(), *projection.buffers()))
-    noted = any(getattr(layer, UNPACKED, None) is not None for layer in projection.modules())
-    return noted or not plain or _packed(projection)
+    return not plain or _packed(projection) or any(map(_rounds_input, projection.modules()))
+
+
+def _rounds_input(layer: nn.Module) -> bool:
+    """Whether a layer with a plain weight may round what it reads."""
+    return getattr(layer, UNPACKED, None) is not None or is_bitnet(layer)
 
 
 def _packed(module: nn.Module) -> bool:

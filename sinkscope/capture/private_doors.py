@@ -255,6 +255,15 @@ def linear_kinds() -> tuple[type[nn.Module], type[nn.Module]]:
     return nn.Linear, conv1d()
 
 
+BITNET = "transformers.integrations.bitnet"
+
+
+def is_bitnet(layer: nn.Module) -> bool:
+    """Whether a layer is one of BitNet's, which round what they read in each pass. They are told by their module's
+    name, since its import compiles functions, which takes seconds."""
+    return type(layer).__module__ == BITNET
+
+
 # torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
 # attention
 

@@ -18,8 +18,9 @@ FIT = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.flo
 """The largest relative error, by dtype, with which a map read from weights still explains what the model computed. (RMS
 norms compute in float32 whatever the model's dtype.)"""
 
-CODED_FIT = 0.1
-"""The same for a quantised layer, which may also round what it reads: to int8 (0.006) or to 8-bit floats (0.03)."""
+CODED_FIT = 0.2
+"""The same for a quantised layer, which may also round what it reads: to int8 (0.006), to 8-bit floats (0.03), or to 4
+bits (0.1 in NVFP4, 0.11 in MXFP4, 0.13 as integers)."""
 
 PROBE = 100.0
 """The size of a norm's test input: large compared to any epsilon, and its square is in half precision's range."""
@@ -69,11 +70,13 @@ class InputNorm:
 @dataclass(frozen=True)
 class Projection:
     """The rows of a linear layer for every feature of every head, and the layer's output for 0. Float64. `fit`: the
-    largest relative error of both where the layer is quantised, else 0."""
+    largest relative error of both where the layer is quantised, else 0. `normed`: a norm divides what the layer
+    returns."""
 
     weight: Float[Tensor, "head dim channel"]
     constant: Float[Tensor, "head dim"]
     fit: float = 0.0
+    normed: bool = False
 
 
 def find_norm(x: Tensor, z: Tensor, records: list[LinearCall]) -> InputNorm | None:
@@ -145,7 +148,8 @@ def find_projection(
             return None
         weight, constant = _in_order(weight, rows, gain), _in_order(constant, rows, gain)
         heads, dim = signal.shape[1], signal.shape[3]
-        return Projection(weight.unflatten(0, (heads, dim)), constant.unflatten(0, (heads, dim)), fit)
+        parts = weight.unflatten(0, (heads, dim)), constant.unflatten(0, (heads, dim))
+        return Projection(*parts, fit, normed=gain is not None)
     return None
 
 

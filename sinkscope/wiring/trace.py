@@ -282,8 +282,11 @@ def weight_cost(
 def one_factor(projection: Projection, signal: Float[Tensor, "batch head token dim"], z: Tensor) -> float | None:
     """The one number by which the model multiplies the projection of z to make `signal`, up to a rotation.
 
-    None where that number is another one for each token, as behind a norm over each head.
+    None where that number is another one for each token, as behind a norm. The lengths of many channels differ less
+    among tokens than a quantised layer's outputs from its weight's, so that a norm's are not compared.
     """
+    if projection.normed:
+        return None
     made = torch.einsum("btc,hdc->bhtd", as_float64(z), projection.weight) + projection.constant[:, None]
     lengths = torch.linalg.vector_norm(as_float64(signal), dim=-1)
     ratio = (lengths / torch.linalg.vector_norm(made, dim=-1)).flatten()

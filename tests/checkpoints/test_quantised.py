@@ -17,10 +17,11 @@ from conftest import make_model, make_tokenizer
 from libraries import library
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, LlamaModel
+from transformers import LlamaForCausalLM, LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
 import sinkscope
 from sinkscope.capture.output_projection import projection_bias, projection_weight, quantiser
+from sinkscope.capture.private_doors import BITNET
 from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.checkpoints.checks import check_finite
 from sinkscope.engine.self_check import DENSE
@@ -59,6 +60,15 @@ def in_eight_bits(x: Tensor) -> Tensor:
     """Each token's numbers as int8 times one scale, as LLM.int8 reads them."""
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
     return (x / scale).round() * scale
+
+
+def in_four_bits(x: Tensor) -> Tensor:
+    """MXFP4: 32 numbers share a power of 2, each is a float of 4 bits."""
+    blocks = x.unflatten(-1, (-1, 32))
+    scale = torch.exp2(blocks.abs().amax(-1, keepdim=True).clamp(min=1e-9).log2().floor() - 2)
+    numbers = (blocks / scale).clamp(-6, 6)
+    step = torch.exp2(numbers.abs().clamp(min=1).log2().floor() - 1)
+    return ((numbers / step).round() * step * scale).flatten(-2)
 
 
 def at_random(x: Tensor) -> Tensor:
@@ -113,9 +123,9 @@ def test_packed_layers_are_read_as_the_plain_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", [in_eight_bits, in_bfloat16])
+@pytest.mark.parametrize("inner", [in_eight_bits, in_bfloat16, in_four_bits])
 def test_a_layer_that_rounds_what_it_reads_still_has_a_weight(inner: Any) -> None:
-    """Its outputs are its weight's up to half a percent, and the identity is read without rounding."""
+    """Its outputs are its weight's up to half a percent, or 11 in 4 bits; the identity is read without rounding."""
     ours, theirs = map(measured, packed(inner))
     tolerance = 1e-2 if inner is in_bfloat16 else 1e-5  # bfloat16 rounds the weights, too
     for column in ("rank_w", "rank_qk", "cost_actual"):
@@ -138,6 +148,39 @@ def test_a_model_that_rounds_is_checked_against_its_own_calls() -> None:
     assert checked.status == "passed"
     assert checked.reference == DENSE
     assert "the model is quantised" in str(checked.reason)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler that BitNet's module imports
+def test_bitnet_layers_that_keep_a_plain_weight_are_quantised() -> None:
+    """They round their weight to three values and what they read to 8 bits, in each pass."""
+    bitnet = importlib.import_module(BITNET)
+    ours, theirs = make_model(), make_model()
+    for path, module in [*ours.named_modules()]:
+        if isinstance(module, nn.Linear) and path != "lm_head":
+            layer = bitnet.AutoBitLinear(module.in_features, module.out_features, bias=False, online_quant=True).eval()
+            layer.weight = module.weight
+            ours.set_submodule(path, layer)
+            with torch.compiler.set_stance("force_eager"):
+                theirs.get_submodule(path).weight.data = bitnet.WeightQuant.apply(module.weight).detach()
+    with torch.compiler.set_stance("force_eager"):  # which has nothing to compile
+        own, expected = measured(ours).smoothing, measured(theirs).smoothing
+    for column in ("rank_w", "rank_qk", "cost_actual"):
+        np.testing.assert_allclose(own[column], expected[column], rtol=1e-5, err_msg=column)
+
+
+@pytest.mark.slow
+def test_quantised_queries_behind_a_wide_norm_have_no_cost() -> None:
+    """The lengths of their many channels differ less among tokens than the outputs of layers that round."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 32}
+    model: Any = Qwen3ForCausalLM(Qwen3Config(vocab_size=500, head_dim=1024, num_key_value_heads=1, **sizes)).eval()
+    for path, module in [*model.named_modules()]:
+        if isinstance(module, nn.Linear) and path != "lm_head":
+            model.set_submodule(path, PackedLinear(module, in_eight_bits).eval())
+    smoothing = measured(model).smoothing
+    assert smoothing.rank_qk.notna().all()
+    assert smoothing.cost_actual.isna().all()
 
 
 class Halved(nn.Linear):
