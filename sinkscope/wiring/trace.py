@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
@@ -82,17 +82,26 @@ class _Signals:
 
 
 def _scaling(seen: AttentionMap) -> float | None:
-    """The number by which a model's own code multiplies q.k; None where its logits are no such multiple, as with a
-    position bias."""
-    if seen.logits is None or seen.query is None or seen.key is None or seen.query.shape[1] != seen.key.shape[1]:
+    """The number by which a model's own code multiplies q.k; None where its logits are no such multiple, beside a bias
+    of positions."""
+    if seen.logits is None or seen.query is None or seen.key is None:
         return None
-    visible = seen.probabilities > 0
-    products = (as_float64(seen.query) @ as_float64(seen.key).mT)[visible]
-    logits = as_float64(seen.logits[..., : seen.key.shape[2]])[visible]
+    if seen.key.shape[1] not in (1, seen.query.shape[1]):
+        return None
+    visible = (seen.probabilities > 0).all(0)
+    products = _around(as_float64(seen.query) @ as_float64(seen.key).mT, visible)
+    logits = _around(as_float64(seen.logits[..., : seen.key.shape[2]]), visible)
     scaling = (products * logits).sum() / products.square().sum()
     error = torch.linalg.vector_norm(logits - scaling * products)
     fits = error <= FIT.get(seen.query.dtype, FIT[torch.float32]) * torch.linalg.vector_norm(logits)
     return float(scaling) if bool(fits) else None
+
+
+def _around(pairs: Float[Tensor, "batch head query key"], seen: Bool[Tensor, "head query key"]) -> Tensor:
+    """The numbers of the pairs that queries see, around their mean over several sequences: a bias of positions, which
+    is the same in each, goes out."""
+    numbers = pairs.expand(-1, len(seen), -1, -1)[:, seen]
+    return numbers - numbers.mean(0) if len(numbers) > 1 else numbers
 
 
 class _Trace:

@@ -229,22 +229,33 @@ def test_attention_in_a_model_s_own_code_has_the_same_wiring(attention: Any) -> 
         same(smoothing(model), expected)
 
 
-def test_a_bias_in_the_logits_leaves_their_scale_unknown() -> None:
-    model = small()
+def biased(by_content: bool) -> Any:
+    """Attention by hand with a bias of positions, as ALiBi; `by_content`: times a number of each sequence's own."""
     places = torch.arange(20.0)
 
-    def biased(
+    def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
     ) -> Any:
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         far = (places[: key.shape[2]] - places[: query.shape[2], None]).to(query.dtype)
-        maps = (query @ key.mT * scaling + far).masked_fill(far > 0, -torch.inf).softmax(-1)
+        bias = far * query.square().mean((1, 2, 3), keepdim=True) if by_content else far
+        maps = (query @ key.mT * scaling + bias).masked_fill(far > 0, -torch.inf).softmax(-1)
         return (maps @ value).transpose(1, 2), None
 
-    with attends(model, biased):
+    return attention
+
+
+def test_a_bias_of_positions_in_the_logits_is_no_part_of_their_scale() -> None:
+    """It is the same in every sequence. Of another bias the scale stays unknown, and with it every cost."""
+    expected, model = smoothing(small()), small()
+    with attends(model, biased(by_content=False)):
+        found = smoothing(model)
+    pd.testing.assert_series_equal(found["cost_qk"], expected["cost_qk"], rtol=1e-6)
+    assert found["cost_sink_lower_qk"].notna().equals(found["sink_margin_pairs"] > 0)
+    with attends(model, biased(by_content=True)):
         found = smoothing(model)
     assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
-    assert found["cost_qk"].isna().all()
+    assert found[["cost_qk", "cost_sink_lower_qk"]].isna().all(axis=None)
 
 
 def test_another_softmax_in_the_module_is_not_taken_for_its_attention() -> None:
