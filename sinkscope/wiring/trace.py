@@ -113,7 +113,7 @@ class _Trace:
         self.sites = {site.module: site for site in plan.sites if site.module not in repeated}
         self.blocks = {site.block for site in plan.sites if site.block is not None}
         self.names = {module: name for name, module in model.named_modules()}
-        self.records: dict[str, LinearCall] = {}
+        self.records: list[tuple[str, LinearCall]] = []
         self.calls: dict[str, _Signals] = {}
         self.torch = InlineWatch(self._inline, model)
         self.inputs: dict[str, Tensor] = {}
@@ -190,7 +190,7 @@ class _Trace:
                 return
             read = _first(args, kwargs)
             if read is not None and isinstance(output, Tensor):
-                self.records[path] = LinearCall(module, read, output)
+                self.records.append((path, LinearCall(module, read, output)))  # a norm may serve both q and k
             site = self.sites.get(path)
             if site is not None and path in self.calls:
                 self.busy = True
@@ -203,16 +203,16 @@ class _Trace:
     def _wiring(self, site: Site, call: _Signals) -> Wiring:
         z = self.inputs.get(site.module)
         x = self.inputs.get(site.block) if site.block is not None else None
-        inside = {path: record for path, record in self.records.items() if path.startswith(f"{site.module}.")}
-        before = [record for path, record in self.records.items() if path not in inside]
+        inside = [record for path, record in self.records if path.startswith(f"{site.module}.")]
+        before = [record for path, record in self.records if not path.startswith(f"{site.module}.")]
         if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
-        value = find_projection(call.value, z, list(inside.values()), exact=True)
+        value = find_projection(call.value, z, inside, exact=True)
         if norm is None:
             return Wiring(None, None, None, None)
-        query = find_projection(call.query, z, list(inside.values()))
-        key = find_projection(call.key, z, list(inside.values()))
+        query = find_projection(call.query, z, inside)
+        key = find_projection(call.key, z, inside)
         constant = rank_w = rank_qk = cost_qk = None
         scale = call.scaling
         if value is not None:

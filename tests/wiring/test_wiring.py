@@ -258,6 +258,18 @@ def test_a_bias_of_positions_in_the_logits_is_no_part_of_their_scale() -> None:
     assert found[["cost_qk", "cost_sink_lower_qk"]].isna().all(axis=None)
 
 
+def test_a_norm_that_queries_and_keys_share_is_found_for_both() -> None:
+    """As in Llama 4, whose one norm has no gain. The second call must not hide the first."""
+    model = tiny("qwen3", num_hidden_layers=2)
+    for layer in model.layers:
+        layer.self_attn.k_norm.load_state_dict(layer.self_attn.q_norm.state_dict())
+    same_gain = smoothing(model)["rank_qk"]
+    for layer in model.layers:
+        layer.self_attn.k_norm = layer.self_attn.q_norm
+    pd.testing.assert_series_equal(smoothing(model)["rank_qk"], same_gain)
+    assert same_gain.notna().all()
+
+
 def test_another_softmax_in_the_module_is_not_taken_for_its_attention() -> None:
     """It mixes what the heads wrote, as one head, behind the call of transformers' interface."""
     expected, model = smoothing(small()), small()
