@@ -23,6 +23,10 @@ def fold(view: LayerView, wiring: Wiring, weights: OutputWeights | None) -> Iter
     """Reads each sequence of a view. What the view or the wiring lacks stays None."""
     margins = as_float64(view.attention.margin[..., 1:])
     sequences = [FoldedHeads(view.site.heads, margin=margin, scale=wiring.scale) for margin in margins]
+    if view.raw_projected is not None and view.factors is not None:
+        for number, folded in enumerate(sequences):
+            folded.written = view.projected[number, 1:].transpose(0, 1)
+            folded.written_out = view.written[number, :, 1:]
     x, z = view.residual_in, view.attention_input
     if view.site.cross:  # W maps tokens of the other sequence, which is not z
         return iter(sequences)
@@ -48,9 +52,6 @@ def _folded(
     if mixed and weights is not None:
         read = weights.read(_around(view.x[:, 1:]) if around is None else around)
     for number, folded in enumerate(sequences):
-        if weights is not None and view.raw_projected is not None:
-            folded.written = view.projected[number, 1:].transpose(0, 1)
-            folded.written_out = view.written[number, :, 1:]
         if weights is not None and constant is not None and read is not None:
             folded.x_out = read[number]
             _add_mixes(folded, weights, view, like(constant, view.x), number)

@@ -15,9 +15,11 @@ import pytest
 import torch
 from conftest import Scan
 from exact import assert_close, table
+from families import tiny_model
 from models import random_ids, tiny
 from smoothing_reference import average_cosine, measure_smoothing
 from tiers import nightly, slow_but
+from transformers import AutoModel
 from typer.testing import CliRunner
 from watched import hooks
 
@@ -437,6 +439,23 @@ def test_maps_are_found_behind_a_massive_activation(family: str) -> None:
         assert_close(run.smoothing[name].to_numpy(), values.ravel(), name, 1e-7, 0.0)
     for name in ("tr_bw", "tr_bwtw", "rank_output"):
         assert_close(run.smoothing[name].to_numpy(), expected[name].mean(0).ravel(), name, 1e-3, 1e-6)
+
+
+@pytest.mark.slow
+def test_what_heads_write_has_a_rank_where_the_residual_stream_is_not_read() -> None:
+    """Gemma 3n has several residual streams; the rank needs what W_O reads alone."""
+    model, ids = tiny_model(AutoModel, "gemma3n_text").double(), random_ids(1, 12) % 90
+    run = sinkscope.scan(model, data=ids, self_check=False, smoothing=True)
+    assert run.smoothing.beta.isna().all()
+    projection, read = model.layers[0].self_attn.o_proj, []
+    handle = projection.register_forward_pre_hook(lambda module, args: read.append(args[0][0]))
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=False)
+    handle.remove()
+    for head, rank in enumerate(run.smoothing.rank_output[:4]):
+        own = slice(8 * head, 8 * head + 8)
+        values = torch.linalg.svdvals(read[0][1:, own] @ projection.weight[:, own].detach().mT)
+        assert rank == pytest.approx(float((values**2).sum() / values[0] ** 2), rel=1e-9)
 
 
 def in_float64(folded: FoldedHeads) -> FoldedHeads:
