@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import Scan, make_model
-from families import tiny_model
+from families import tiny_config, tiny_model
 from models import random_ids, tiny
 from tiers import slow_but
 from torch import nn
@@ -223,6 +224,18 @@ def test_rows_that_are_no_sequences_are_left_out_and_that_is_said() -> None:
     assert len(run.measured["modules"]) == 0
     assert "Modules: no linear module reads this stream's tokens one by one." in run.summary.streams["text"].in_words
     assert any(text.startswith("--measure modules leaves out") for text in run.manifest.warnings)
+
+
+def test_positions_that_all_sequences_share_are_no_tokens() -> None:
+    """DeBERTa's relative positions: [1, 2 T, width] in any batch, twice as many rows as one sequence has tokens, and as
+    many as two have."""
+    config, ids = tiny_config("deberta"), random_ids(5, 12) % 90
+    config.relative_attention, config.pos_att_type = True, ["c2p", "p2c"]
+    model = AutoModel.from_config(config).eval()
+    found = [modules(model, ids, batch_size=size) for size in (1, 2, 5)]
+    assert not found[0].index.str.contains("pos_").any()
+    for other in found[1:]:
+        pd.testing.assert_frame_equal(other, found[0], rtol=1e-5)
 
 
 def test_datasets_stand_in_the_order_of_the_data(tokenizer: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
+from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch
 from sinkscope.inputs.rules import token_text
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.questions.modules.columns import INPUT_COLUMNS, Sizes
-from sinkscope.questions.modules.tables import PLACES, VALUES, add_modules, module_table, name_of
+from sinkscope.questions.modules.tables import PLACES, PREFIX, VALUES, add_modules, module_table, name_of
 from sinkscope.runs.schema.stream import StreamSummary
 
 NAME = "modules"
@@ -87,7 +88,33 @@ class Modules(Measurement):
         def spelled(token: int) -> str | None:
             return None if tokenizer is None or token < 0 else token_text(tokenizer, token)
 
-        return {NAME: module_table(findings.domains, findings.sites, spelled)}
+        table, apart = module_table(findings.domains, findings.sites, spelled), self._apart()
+        return {NAME: table[~table["module"].isin(apart)].reset_index(drop=True)}
+
+    def _apart(self) -> set[str]:
+        """The calls that read rows of the whole batch, none of each sequence, as DeBERTa's relative positions. In a
+        batch of one sequence, or where they are as many as its tokens, they look like tokens."""
+        leading: dict[str, torch.Size] = {}
+        calls: Counter[str] = Counter()
+
+        def hook_of(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+                if args and isinstance(args[0], Tensor):
+                    leading[name_of(name, calls[name]).removeprefix(PREFIX)] = args[0].shape[:-1]
+                calls[name] += 1
+
+            return hook
+
+        with ExitStack() as stack, torch.no_grad(), suppress(SinkscopeError):  # pictures and sound have no such pass
+            for name in self.linear:
+                stack.enter_context(hooked(self.subject.model.get_submodule(name), pre=hook_of(name)))
+            self.subject.short_pass()
+        tokens = Counter(sizes.numel() for sizes in leading.values()).most_common(1)  # of several sequences
+        return {
+            name
+            for name, sizes in leading.items()
+            if len(sizes) > 1 and sizes[0] == 1 and sizes.numel() != tokens[0][0]
+        }
 
     def left_out(self, tables: dict[str, pd.DataFrame]) -> list[str]:
         measured = set(tables[NAME]["module"])
