@@ -95,10 +95,11 @@ def test_which_is_cheaper_by_queries_and_keys_and_by_the_block() -> None:
 
 
 def test_which_is_cheaper_with_clusters() -> None:
+    """As cheaper_qk, a lower bound that does not exist, as with a single token behind the first, decides nothing."""
     nan = np.nan
-    means = {"cost_sink_upper_groups": [2, 20, nan, 5], "cost_diagonal_lower_groups": [3, 1, 2, 5]}
+    means = {"cost_sink_upper_groups": [2, 20, nan, 5, 5], "cost_diagonal_lower_groups": [3, 1, 2, 5, nan]}
     run = SimpleNamespace(means={name: np.array(values, float) for name, values in means.items()})
-    assert list(cheaper_groups(run)) == ["sink", "undecided", None, "undecided"]  # type: ignore[arg-type]
+    assert list(cheaper_groups(run)) == ["sink", "undecided", None, "undecided", "undecided"]  # type: ignore[arg-type]
 
 
 def test_a_factor_of_the_model_is_found_and_a_norm_is_not_one() -> None:

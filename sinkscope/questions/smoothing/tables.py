@@ -133,7 +133,7 @@ def cheaper_groups(run: SmoothingRun) -> np.ndarray:
     high, low = run.means["cost_sink_upper_groups"], run.means["cost_diagonal_lower_groups"]
     with np.errstate(invalid="ignore"):
         names = np.where(high < low, "sink", "undecided").astype(object)
-    names[np.isnan(high) | np.isnan(low)] = None
+    names[np.isnan(high)] = None
     return names
 
 
