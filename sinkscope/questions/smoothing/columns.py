@@ -147,10 +147,10 @@ def cost_sink_lower(folded: FoldedHeads) -> HeadValues:
     """kappa C / (2 s D): a lower bound on the cost of a sink. The cost is |W_Q|_F^2 + |W_K|_F^2; the upper bounds also
     include W_O, W_V and an MLP. kappa is the head's own sink_margin, in nats. A sequence in which it is not above 0 has
     no cost and is left out. C is 1: all tokens of the text count as one group. D is the width of z_i, and behind a norm
-    also |z_i|^2. s is the factor of the head's logits, s z_i^T W_Q^T W_K z_j. Where logits are soft-capped,
-    it is that of the logits before; where q or k is normalised, it is that of q_i.k_j. The bounds are then those of a
-    head with this margin, but without soft-cap and norm. All bounds are measured on the first n sequences only, as
-    matrix_entropy is."""
+    also |z_i|^2. s is the factor of the head's logits, s z_i^T W_Q^T W_K z_j. Where logits are soft-capped, it is that
+    of the logits before; where q or k is normalised, it is that of q_i.k_j. The bounds are then those of a head with
+    this margin, but without soft-cap and norm. Where s could not be found, no head has a cost. All bounds are measured
+    on the first n sequences only, as matrix_entropy is."""
     return _kappa(folded) * GROUPS / (2 * _reach(folded))
 
 

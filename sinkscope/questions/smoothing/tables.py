@@ -62,7 +62,8 @@ def rank_w(run: SmoothingRun) -> np.ndarray:
 def rank_qk(run: SmoothingRun) -> np.ndarray:
     """Stable rank of diag(gain) W_Q^hT W_K^h diag(gain). Position encodings and biases are left out. Of an RMS norm on
     q and k, the gains are included, but not the division. Empty where W_Q^h or W_K^h could not be read from the
-    weights, and where the product is 0. The summary counts such heads."""
+    weights, where a norm on q or k subtracts their mean, as a layer norm does, and where the product is 0. The summary
+    counts such heads."""
     return _ranks(run.wiring.rank_qk, run)
 
 
@@ -70,8 +71,8 @@ def rank_qk(run: SmoothingRun) -> np.ndarray:
 def cost_actual(run: SmoothingRun) -> np.ndarray:
     """(|W_Q^h diag(gain)|_F^2 + |W_K^h diag(gain)|_F^2) / 2 of the head's own weights. It is half of cost_qk, which has
     the unit of the bounds. Values and MLP, which the upper bounds include, are left out. A key head that several query
-    heads share counts fully for each of them. Empty where W_Q^h or W_K^h could not be read, and where q or k is
-    normalised, so that the size of the weights means nothing."""
+    heads share counts fully for each of them. Empty where W_Q^h or W_K^h could not be read, where q or k is normalised,
+    so that the size of the weights means nothing, and where s of cost_sink_lower could not be found."""
     return _ranks(run.wiring.cost_qk, run)
 
 

@@ -62,7 +62,7 @@ def distant_write(view: LayerView) -> HeadValues:
 def lazy_score(view: LayerView) -> Float[Tensor, " batch"]:
     """Mean over the layer's heads of the sum of A[i,j] of the last query i over the keys that the cache keeps: the
     first S (--sinks) and the last W (--window). The paper calls a layer lazy if this is above a threshold, and keeps
-    only these keys for it. Empty where T <= S + W."""
+    only these keys for it. Empty where T <= S + W, and where a query sees later keys, since nothing is cached then."""
     regions = _regions(view)
     return view.layer_mean((regions.first + regions.recent)[..., -1])[:, 0]
 

@@ -134,8 +134,8 @@ TABLES = {
             "positions", "positions.parquet", "one (stream, layer, head, position < 4,096)",
             (DOMAIN, STREAM, LAYER, HEAD, key("position", "integer", "The position, as a key and as a query.")),
             own=(
-                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key k at the position. Empty where no "
-                    "query sees it, in some sequence that reaches it."),
+                number("alpha", "probability", "[0, 1]", "Mean alpha_k of the key k at the position, over the "
+                    "sequences in which some query may see it. Empty where there is none."),
                 number("alpha_t64", "probability", "[0, 1]", "The same over the first 64 queries only, k < 64."),
                 number("bos_mass", "probability", "[0, 1]", "Mean A[i,0] of the query i at the position."),
                 number("bos_share", "share", "[0, 1]", "Mean |A[i,0]| / sum_j |A[i,j]| of the query i at the "
