@@ -358,5 +358,5 @@ def test_a_token_of_a_blank_is_shown_as_one() -> None:
 def test_a_column_without_numbers_is_told_from_one_that_is_not_there() -> None:
     with pytest.raises(SinkscopeError, match="--metric 'pattern': a map shows numbers, and this column holds none"):
         draw(scanned(), "heatmap", "png", metric="pattern")
-    with pytest.raises(SinkscopeError, match="--metric 'entrpy': not a measured number .* did you mean entropy"):
+    with pytest.raises(SinkscopeError, match=r"--metric 'entrpy': not a measured number .* did you mean entropy"):
         draw(scanned(), "heatmap", "png", metric="entrpy")
