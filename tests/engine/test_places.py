@@ -10,6 +10,7 @@ import torch
 from families import speech_inputs, tiny_config, tiny_model
 from models import random_ids
 from pictured import FIRST, IMAGE, IMAGE_TOKENS, LENGTH, inputs, see
+from tiers import nightly
 from transformers import AutoModel
 
 import sinkscope
@@ -167,6 +168,7 @@ def test_gemma_s_sinks_without_bos_agree_with_its_mean_alpha() -> None:
 
 
 @pytest.mark.slow
+@nightly
 def test_gemma_s_bos_is_named_where_it_stands() -> None:
     run = sinkscope.scan(
         "example:gemma-3-270m", num_sequences=2, seq_len=64, first="bos", prepend=8, self_check=False

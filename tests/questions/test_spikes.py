@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from models import random_ids, tiny
-from tiers import slow_but
+from tiers import nightly, slow_but
 from transformers import T5Config, T5EncoderModel
 from watched import find, hooks
 
@@ -413,6 +413,7 @@ def test_spread_weights_are_refused() -> None:
 
 
 @pytest.mark.slow
+@nightly
 def test_without_its_super_weights_gemma_has_no_spike() -> None:
     """The neurons that the table calls super weights of rising blocks, set to zero: norm_ratio falls by more than 5."""
     checkpoint = open_checkpoint("example:gemma-3-270m", LoadOptions())
