@@ -38,7 +38,7 @@ from sinkscope.capture.inline.mode import is_function
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding
-from sinkscope.capture.private_doors import in_backward
+from sinkscope.capture.private_doors import in_backward, without_numbers
 from sinkscope.capture.registries import uncompiled
 from sinkscope.errors import SinkscopeError
 
@@ -247,6 +247,9 @@ class Listener:
 
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if measuring() or in_backward():  # activation checkpointing computes a block again
+            return
+        if without_numbers():
+            self._tell("a pass that torch traced or transformed (torch.jit, torch.export, torch.func) was not read")
             return
         now = pass_of(name, args, kwargs)
         now.shares, self._shares = self._shares, None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import proxy_tensor
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, pytorch_utils
 
@@ -287,6 +288,17 @@ def times_written(tensor: Tensor) -> int:
 def in_backward() -> bool:
     """Whether this thread computes gradients, as where activation checkpointing computes a block again."""
     return bool(_part("torch", torch._C, "_C._current_graph_task_id")() != -1)
+
+
+def without_numbers() -> bool:
+    """Whether torch records or transforms what runs, so that tensors hold no numbers, or those of many passes at once:
+    torch.jit.trace, torch.export, make_fx, fake tensors, torch.func's vmap and grad."""
+    return bool(
+        _part("torch", torch.jit, "jit.is_tracing")()
+        or _part("torch", torch._C._functorch, "_C._functorch.peek_interpreter_stack")() is not None
+        or _part("torch", torch._guards, "_guards.detect_fake_mode")() is not None
+        or _part("torch", proxy_tensor, "fx.experimental.proxy_tensor.get_proxy_mode")() is not None
+    )
 
 
 def writes(operator: Any) -> bool:

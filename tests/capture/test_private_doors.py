@@ -20,6 +20,8 @@ import torch
 from accelerate import cpu_offload
 from accelerate.utils import memory
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree, weak
 from transformers import (
@@ -367,6 +369,24 @@ def test_a_thread_that_computes_gradients_is_known() -> None:
     assert not doors.in_backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
+def test_whether_tensors_hold_no_numbers_of_their_own() -> None:
+    told: list[bool] = []
+
+    def asks(x: Tensor) -> Tensor:
+        told.append(doors.without_numbers())
+        return x * 2
+
+    asks(torch.ones(2))
+    torch.jit.trace(asks, torch.ones(2), check_trace=False)
+    proxy_tensor.make_fx(asks)(torch.ones(2))
+    torch.func.vmap(asks)(torch.ones(2))
+    with FakeTensorMode():
+        asks(torch.ones(2))
+    assert told == [False, True, True, True, True]
+    assert not doors.without_numbers()
+
+
 def test_the_arguments_that_an_operation_writes_into() -> None:
     seen: list[tuple[str, list[int]]] = []
 
@@ -573,6 +593,13 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
     ("torch", "Tensor._version", WHOLE, lambda: doors.times_written(torch.zeros(2).as_subclass(Uncounted))),
     ("torch", "_C._current_graph_task_id", lambda patch: remove(patch, torch._C, "_current_graph_task_id"),
      doors.in_backward),
+    ("torch", "jit.is_tracing", lambda patch: remove(patch, torch.jit, "is_tracing"), doors.without_numbers),
+    ("torch", "_C._functorch.peek_interpreter_stack",
+     lambda patch: remove(patch, torch._C._functorch, "peek_interpreter_stack"), doors.without_numbers),
+    ("torch", "_guards.detect_fake_mode", lambda patch: remove(patch, torch._guards, "detect_fake_mode"),
+     doors.without_numbers),
+    ("torch", "fx.experimental.proxy_tensor.get_proxy_mode",
+     lambda patch: remove(patch, proxy_tensor, "get_proxy_mode"), doors.without_numbers),
     ("torch", "OpOverload._schema", WHOLE, lambda: doors.writes(SimpleNamespace())),
     ("torch", "torch.utils._python_dispatch.TorchDispatchMode",
      lambda patch: remove(patch, torch.utils._python_dispatch, "TorchDispatchMode"),

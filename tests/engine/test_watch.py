@@ -117,6 +117,30 @@ def test_a_pass_after_one_that_failed_is_measured() -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=tokens()))
 
 
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
+@pytest.mark.parametrize("way", ["jit", "export", "grads"])
+def test_a_pass_that_torch_traces_is_the_model_s_alone(way: str) -> None:
+    """Its tensors hold no numbers, or those of many passes at once: the trace would hold what we compute."""
+    model, ids = plain("product"), tokens()
+    weights = dict(model.named_parameters())
+
+    def loss(given: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, given, (row[None],)).sum()
+
+    with sinkscope.watch(model) as seen:
+        if way == "jit":
+            traced = torch.jit.trace(model, ids, check_trace=False)
+            torch.testing.assert_close(traced(ids), model(ids))
+        elif way == "export":
+            torch.testing.assert_close(torch.export.export(model, (ids,)).module()(ids), model(ids))
+        else:
+            torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, ids)
+            model(ids)
+    (told,) = seen.left_out
+    assert told == "a pass that torch traced or transformed (torch.jit, torch.export, torch.func) was not read"
+    assert_same(seen.run(), sinkscope.scan(model, data=ids))
+
+
 def test_an_interruption_inside_a_pass_leaves_nothing_behind() -> None:
     model = plain()
     before = state_of(model)
