@@ -3,8 +3,9 @@ them there: another may run the same model."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from threading import get_ident
 from typing import Any
@@ -26,26 +27,40 @@ def hooked(
     first: bool = False,
     always: bool = False,
 ) -> Iterator[None]:
-    """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone.
+    """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone. A
+    copy of the module calls neither.
 
     Every hook is taken off at the end, also after an exception. `first`: `pre` comes before the hooks that a module has
     already. `always`: `post` is called, with the output None, after a forward that raised too.
     """
-    thread = get_ident()
-
-    def here(hook: Hook) -> Hook:
-        return lambda *args: hook(*args) if get_ident() == thread and thread not in _unheard else None
-
     with ExitStack() as stack:
         for module in (modules,) if isinstance(modules, nn.Module) else modules:
             if pre is not None:
-                before = module.register_forward_pre_hook(here(pre), prepend=first, with_kwargs=with_kwargs)
+                before = module.register_forward_pre_hook(_Here(module, pre), prepend=first, with_kwargs=with_kwargs)
                 stack.callback(before.remove)
             if post is not None:
                 stack.callback(
-                    module.register_forward_hook(here(post), with_kwargs=with_kwargs, always_call=always).remove
+                    module.register_forward_hook(
+                        _Here(module, post), with_kwargs=with_kwargs, always_call=always
+                    ).remove
                 )
         yield
+
+
+class _Here:
+    """A hook of one module, in the thread that made it. It does nothing in a module that took the hooks of this one
+    over, as torch's quantisation does. What is copied or saved of it does nothing either, and needs nothing of ours."""
+
+    def __init__(self, module: nn.Module, hook: Hook) -> None:
+        self._module, self._hook, self._thread = weakref.ref(module), hook, get_ident()
+
+    def __call__(self, module: nn.Module, *args: Any) -> Any:
+        if module is not self._module() or get_ident() != self._thread or self._thread in _unheard:
+            return None
+        return self._hook(module, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 _unheard: set[int] = set()

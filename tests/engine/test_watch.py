@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
+from copy import deepcopy
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -115,6 +117,23 @@ def test_a_pass_after_one_that_failed_is_measured() -> None:
             model(tokens(length=200))  # more than there are places
         model(tokens())
     assert_same(seen.run(), sinkscope.scan(model, data=tokens()))
+
+
+def test_a_copy_or_a_file_of_the_model_is_not_watched() -> None:
+    model, ids = plain(), tokens()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids)
+        copied, file = deepcopy(model), BytesIO()
+        torch.save(model, file)
+        loaded = torch.load(BytesIO(file.getvalue()), weights_only=False)
+        for other in (copied, loaded):
+            torch.testing.assert_close(other(tokens(seed=2)), model(tokens(seed=2)))
+        quantised = nn.Linear(4, 4)
+        for hook in model.blocks[0]._forward_pre_hooks.values():
+            quantised.register_forward_pre_hook(hook)
+        quantised(torch.zeros(1, 4))
+    assert seen.sequences == 6  # the copies' passes are not counted
+    assert b"sinkscope" not in file.getvalue().replace(b"tests/", b"")
 
 
 @pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
