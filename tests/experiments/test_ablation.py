@@ -147,7 +147,7 @@ def test_nothing_zeroed_is_the_unablated_model_exactly(tiny_folder: Path, tiny_r
     assert everything["heads"] == 8
     assert everything["versus_random"] == 0  # all heads, however they were chosen
     assert everything["increase"] != 0
-    assert "cannot be told from random (against random heads: 95 % interval" in result.words[1]
+    assert "costs the same as random heads, up to rounding" in result.words[1]
 
 
 def test_text_is_text_the_run_has_not_read(tiny_folder: Path, tiny_run: Path) -> None:
