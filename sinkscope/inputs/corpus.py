@@ -318,9 +318,15 @@ def warn_of_count(corpus: Corpus, wanted: int) -> None:
 def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
     """Adds the warnings that a reader of the corpus must know. `wanted`: number of sequences asked for."""
     warn_of_count(corpus, wanted)
+    count = len(corpus.ids)
+    copies = count - len(np.unique(corpus.ids, axis=0))
+    if copies and corpus.domain not in SYNTHETIC:
+        corpus.warnings.append(
+            f"{corpus.domain}: {copies} of {count} sequences {'repeats' if copies == 1 else 'repeat'} another one; "
+            "standard errors and tests take each for a sample of its own"
+        )
     if rules.bos_id is None:
         return
-    count = len(corpus.ids)
     first = corpus.ids[:, 0] == rules.bos_id
     if not first.all():
         corpus.warnings.append(

@@ -139,6 +139,15 @@ def test_all_documents_are_taken_in_order_when_no_more_are_there(read: Read) -> 
     assert any("1000 were asked for" in warning for warning in corpus.warnings)
 
 
+def test_documents_that_are_there_twice_are_counted(read: Read, tmp_path: Path) -> None:
+    """Their standard errors would else look too small: five copies of one text have an error of 0."""
+    texts = [text[:400] for text in corpus_texts("prose")[:2]]
+    path = write_lines(tmp_path / "x.jsonl", [{"text": text} for text in (*texts, texts[0], texts[0])])
+    said = f"{path}: 2 of 4 sequences repeat another one; standard errors and tests take each for a sample of its own"
+    assert said in read(path, 32, 4).warnings
+    assert not any("another one" in warning for warning in read("prose", 32, 6).warnings)
+
+
 def test_fingerprint_depends_on_ids_and_shape() -> None:
     ids = np.arange(12)
     prints = {Corpus("x", ids.reshape(shape), []).fingerprint for shape in ((2, 6), (3, 4), (12, 1))}
