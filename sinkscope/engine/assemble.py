@@ -67,8 +67,7 @@ def build_run(loop: Measured, manifest: Manifest, started: float, complete: bool
     sites, domains, request = loop.sites, loop.domains(), manifest.request
     return_freed()
     manifest = with_late_keywords(with_weights(manifest, loop.checkpoint), loop.plan)
-    manifest = with_failures(manifest, [*loop.plan.failures, *loop.failures])
-    manifest = with_guests(manifest, loop)
+    manifest = with_guests(with_failures(manifest, [*loop.plan.failures, *loop.failures]), loop)
     places = loop.places(domains)
     heads = head_table(domains, sites, request)
     layers = layer_table(domains, sites, heads, request)
