@@ -156,12 +156,11 @@ def _stream(run: Run) -> str:
 def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
     shown = rows.select_dtypes("number").columns.difference(["layer", "head"])
-    if metric not in shown and metric in rows.columns.difference(["layer", "head"]):
-        raise SinkscopeError(f"--metric {metric!r}: a map shows numbers, and this column holds none; give another")
     if metric not in shown:
+        place = "" if metric in rows else elsewhere(run.manifest, metric)
         raise SinkscopeError(
-            f"--metric {metric!r}: not a measured number of heads.csv{elsewhere(run.manifest, metric)}; `sinkscope "
-            f"metrics` lists the columns{did_you_mean(metric, shown)}"
+            f"--metric {metric!r}: not a measured number of heads.csv{place}; `sinkscope metrics` lists the "
+            f"columns{did_you_mean(metric, shown)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid
