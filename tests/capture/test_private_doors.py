@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,6 +236,12 @@ def test_linear_layers_of_both_kinds() -> None:
     assert isinstance(read, doors.linear_kinds())
     assert isinstance(nn.Linear(2, 2), doors.linear_kinds())
     assert tuple(read.weight.shape) == (8, 24)
+
+
+def test_layers_of_bitnet_are_told_by_their_module() -> None:
+    """A real one is in tests/checkpoints/test_quantised.py: its module takes seconds to import."""
+    assert find_spec(doors.BITNET) is not None
+    assert not doors.is_bitnet(nn.Linear(2, 2))
 
 
 def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:
