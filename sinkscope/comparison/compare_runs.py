@@ -339,6 +339,7 @@ def _facts(run: Run, compared: list[tuple[str, int | None]]) -> dict[str, Any]:
     return {
         "model": model.shown,
         "dtype": model.dtype,
+        "quantization": model.quantization,
         "device": model.device,
         "weights_sha256": model.weights_sha256,
         "shape": describe_shape(run),

@@ -642,16 +642,6 @@ def test_a_part_that_is_gone_is_named(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # its import compiles functions by torch.jit
-def test_layers_of_bitnet_are_told_by_their_module() -> None:
-    from transformers.integrations import bitnet
-
-    assert doors.is_bitnet(bitnet.AutoBitLinear(8, 8))
-    assert doors.is_bitnet(bitnet.BitLinear(8, 8, bias=False))
-    assert not doors.is_bitnet(nn.Linear(8, 8))
-
-
 def test_every_door_is_tried_here() -> None:
     defined = {name for name, value in vars(doors).items() if getattr(value, "__module__", "") == doors.__name__}
     used = set(re.findall(r"doors\.(\w+)", Path(__file__).read_text("utf-8")))

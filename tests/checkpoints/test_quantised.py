@@ -26,6 +26,8 @@ from sinkscope.checkpoints import LoadOptions, open_checkpoint
 from sinkscope.checkpoints.checks import check_finite
 from sinkscope.engine.self_check import DENSE
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.terminal.comparison import render_comparison
+from sinkscope.present.terminal.run import render_run
 
 RANKS = ["rank_w", "rank_qk", "cost_actual", "verdict"]
 
@@ -210,6 +212,12 @@ def test_a_model_object_that_torch_quantised_names_it() -> None:
     coded = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8).eval()
     run, plain = measured(coded), measured(make_model())
     assert run.manifest.model.quantization == "torch.ao"
+    words = "float32 on cpu, quantised (torch.ao)"
+    assert words in " ".join(render_run(run).split())
+    compared = " ".join(render_comparison(sinkscope.compare(plain, run)).split())
+    assert compared.count("float32 on cpu") == 2
+    assert compared.count(words) == 1
+    assert compared.index(words) > compared.index("B LlamaForCausalLM")
     assert run.manifest.model.parameters == plain.manifest.model.parameters
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.05)

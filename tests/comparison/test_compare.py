@@ -351,7 +351,8 @@ def _by_hand() -> Comparison:
         for layer, heads in enumerate([[0.0, 0.031, -0.052], [np.nan, -0.004, 0.25]]) for head, d in enumerate(heads)
     ])  # fmt: skip
     summary = rows.iloc[[1]].drop(columns=["layer", "head"])
-    facts = {"model": "tiny\x1b[1m", "dtype": "float32", "device": "cpu", "shape": "2 layers x 3 heads"}
+    facts = {"model": "tiny\x1b[1m", "dtype": "float32", "quantization": None, "device": "cpu"}
+    facts |= {"shape": "2 layers x 3 heads"}
     facts |= {"sequences": 4, "data": ["prose"], "run": None}
     change = {"layer": 1, "head": 2, "metric": "sink_score", "a": 0.2, "b": 0.45, "q": 0.003}
     changes = {"gained_sink": [change], "lost_sink": [], "woke": [], "fell_dormant": []}

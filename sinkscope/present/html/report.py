@@ -13,7 +13,17 @@ from sinkscope.present.html.page import blocks, embedded, listed, packed, parked
 from sinkscope.present.html.section import groups, head_scatter, sections
 from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart, number, points
 from sinkscope.present.numbers import MISSING, fixed, is_missing
-from sinkscope.present.text import answers, first_token, printable, run_id, sentence, shortened, span, token_cell
+from sinkscope.present.text import (
+    answers,
+    computed_in,
+    first_token,
+    printable,
+    run_id,
+    sentence,
+    shortened,
+    span,
+    token_cell,
+)
 from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
 from sinkscope.runs.words import dormant_count, first_mass
@@ -107,7 +117,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
     model = manifest.model
     facts = {
         "model": f"{model.shown} ({model.class_}, {model.parameters or 0:,} parameters)",
-        "computed in": f"{model.dtype} on {model.device}",
+        "computed in": computed_in(model.dtype, model.device, model.quantization),
         "weights SHA-256": model.weights_sha256 or "-",
         "data": "; ".join(f"{data.domain}: {counted(run, data)}" for data in manifest.data),
         "first token": first_token(run),

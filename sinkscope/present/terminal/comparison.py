@@ -16,7 +16,7 @@ from sinkscope.present.colors import DIVERGING
 from sinkscope.present.differences import equivalences, largest, no_difference, partings, states
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
-from sinkscope.present.text import printable, within_noise
+from sinkscope.present.text import computed_in, printable, within_noise
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
 """Most heads, changes, rows of means and maps that are shown; --csv and --json have all."""
@@ -52,7 +52,8 @@ def _title(result: Comparison) -> Text:
     text = Text()
     for name, facts in (("A", result.a), ("B", result.b)):
         text.append(f"{name}  {printable(str(facts['model']))}", style="bold")
-        about = f"{facts['shape']}, {facts['dtype']} on {facts['device']}, {facts['sequences']} sequences"
+        numbers = computed_in(facts["dtype"], facts["device"], facts["quantization"])
+        about = f"{facts['shape']}, {numbers}, {facts['sequences']} sequences"
         about += f" of {' and '.join(facts['data'][:DATA_SHOWN])}"
         place = f"; {facts['run']}" if facts["run"] else ""
         text.append(f"  {printable(about + place)}\n")

@@ -34,7 +34,7 @@ from sinkscope.present.terminal.table import (
     shades,
     table,
 )
-from sinkscope.present.text import first_token, next_command, printable, sentences, token_text
+from sinkscope.present.text import computed_in, first_token, next_command, printable, sentences, token_text
 from sinkscope.runs.per_sequence import counted, not_shares, queries_of, sequences_of, spread, tells_sinks
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
 from sinkscope.runs.words import dormant_count, first_mass, says_nothing
@@ -94,8 +94,9 @@ def _title(run: Run) -> Text:
     model, first = run.manifest.model, run.summary.first_token
     text = Text(printable(model.shown), style="bold")
     kind = "" if model.shown == model.class_ else f"{model.class_}, "
+    numbers = computed_in(model.dtype, model.device, model.quantization)
     text.append(
-        printable(f"  {kind}{parameters(model.parameters or 0)} parameters, {model.dtype} on {model.device}"),
+        printable(f"  {kind}{parameters(model.parameters or 0)} parameters, {numbers}"),
         style="not bold",
     )
     text.append("\n")
