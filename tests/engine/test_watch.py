@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 
 import sinkscope
 from sinkscope import SinkscopeError
+from sinkscope.engine.watching.program import Everywhere
 from sinkscope.present.terminal.run import render_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -158,6 +159,17 @@ def test_a_pass_that_torch_traces_is_the_model_s_alone(way: str) -> None:
     (told,) = seen.left_out
     assert told == "a pass that torch traced or transformed (torch.jit, torch.export, torch.func) was not read"
     assert_same(seen.run(), sinkscope.scan(model, data=ids))
+
+
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
+def test_a_program_may_trace_a_model_before_it_runs_it() -> None:
+    """torch traces it twice and compares: hooks that came in between would make it another model."""
+    model, everywhere = plain("product"), Everywhere()
+    with everywhere.watching():
+        torch.jit.trace(model, tokens())
+        model(tokens(seed=2))
+    (seen,) = everywhere.measured
+    assert seen.model is model
 
 
 def test_an_interruption_inside_a_pass_leaves_nothing_behind() -> None:

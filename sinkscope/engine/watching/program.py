@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from sinkscope.capture.alone import measuring
+from sinkscope.capture.private_doors import without_numbers
 from sinkscope.engine.watching.watch import Watch
 from sinkscope.errors import SinkscopeError, first_line
 
@@ -42,7 +43,8 @@ class Everywhere:
         plain, everywhere = nn.Module.__call__, self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if module not in everywhere._known and get_ident() == everywhere._thread and not measuring():
+            here = module not in everywhere._known and get_ident() == everywhere._thread
+            if here and not measuring() and not without_numbers():  # a trace would hold hooks that come in between
                 everywhere._meet(module)
             return plain(module, *args, **kwargs)
 
