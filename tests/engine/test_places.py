@@ -150,6 +150,7 @@ def test_minilm_sinks_into_its_class_token() -> None:
 
 
 @pytest.mark.slow
+@nightly
 def test_gemma_s_sinks_without_bos_agree_with_its_mean_alpha() -> None:
     """The mean alpha_k over sequences lies between that of the sinks alone and epsilon more for all others."""
     run = sinkscope.scan("example:gemma-3-270m", num_sequences=4, bos="never", self_check=False)

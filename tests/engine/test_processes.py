@@ -247,7 +247,7 @@ def test_eight_processes_spread_the_shapes_of_70b_and_405b(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("spread", [pytest.param(False, marks=nightly), True])
 def test_a_guest_that_fails_in_one_process_is_left_out_in_all(spread: bool, folder: Path, tmp_path: Path) -> None:
     """With --tp the processes wait for each other within a layer: none may wait for one whose guest has failed."""
     path, out = tmp_path / "own.py", tmp_path / "run"
