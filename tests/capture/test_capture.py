@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models import EAGER_ONLY, FAMILIES, random_ids, tiny
+from tiers import slow_but
 from transformers import AttentionInterface
 from watched import find, hooks
 
@@ -281,14 +282,18 @@ def test_keys_are_hidden_beside_what_a_float_mask_adds(rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("family", "auto", "expected", "direct"),
-    [
-        ("moshi", "CausalLM", "self_attn.o_proj.linear", True),
-        ("inkling2_text", "CausalLM", "self_attn.o_proj.linear", False),
+    slow_but(
+        [
+            ("moshi", "CausalLM", "self_attn.o_proj.linear", True),
+            ("inkling2_text", "CausalLM", "self_attn.o_proj.linear", False),
+            ("neomme", "MaskedLM", "self_attn.output_projection.o_proj", False),
+            ("cpmant", "CausalLM", "self_att.self_attention.attention_out", True),
+            ("funnel", "MaskedLM", "attention.post_proj", True),
+            ("bigbird_pegasus", "Seq2SeqLM", "self_attn.output", True),
+        ],
         ("neomme", "MaskedLM", "self_attn.output_projection.o_proj", False),
         ("cpmant", "CausalLM", "self_att.self_attention.attention_out", True),
-        ("funnel", "MaskedLM", "attention.post_proj", True),
-        ("bigbird_pegasus", "Seq2SeqLM", "self_attn.output", True),
-    ],
+    ),
 )
 def test_the_layer_that_reads_the_heads_is_found_inside_others(
     family: str, auto: str, expected: str, direct: bool

@@ -205,6 +205,7 @@ def test_a_plain_weight_is_not_quantised() -> None:
     assert quantiser(model) is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_model_object_that_torch_quantised_names_it() -> None:
     """torch keeps the codes of such a layer outside of parameters and buffers."""

@@ -119,6 +119,7 @@ def test_what_was_measured_is_read_again(
 LITTLE: dict[str, Any] = {"seq_len": 24, "num_sequences": 8}
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_other_weights_is_not_read(copied: Path, tmp_path: Path) -> None:
     """Without `force` it is refused, with it measured anew. What is still of this model is read either way."""
 

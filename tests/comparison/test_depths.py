@@ -82,7 +82,7 @@ def test_screen_report_and_json_say_where_they_part() -> None:
     assert "by relative depth (0: the first layer, 1: the last)" in screen
     assert all(said in screen for said in partings(result))
     page = render_report([a, b], result)
-    assert "Bos_mass: farthest apart" in page
+    assert "bos_mass: farthest apart" in page
     assert "A, between layers 0 and 1: 0.2" in page, "halfway between the 0.1 and 0.3 of its layers"
     assert "B, layer 2: 0.7" in page
     assert page.count("relative depth (0: first layer, 1: last)") == len(partings(result))

@@ -231,7 +231,7 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", slow_but(ARMS, "late arms", "sinks kept beside"))
 def test_arms_make_the_passes_that_are_told(name: str, tokenizer: Any) -> None:
     given, trials = ARMS[name]
     model = make_model()
@@ -451,7 +451,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", slow_but(COMMANDS, "scan", "evict"))
 def test_a_dry_run_of_a_command_writes_nothing(
     command: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,16 +373,21 @@ def test_every_bit_of_a_shard_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "named"),
-    [
-        ({"seq_len": 64}, "seq_len"),
-        ({"seed": 1}, "seed"),
+    slow_but(
+        [
+            ({"seq_len": 64}, "seq_len"),
+            ({"seed": 1}, "seed"),
+            ({"data": ["prose", "code"]}, "data"),
+            ({"epsilon": 0.5}, "epsilon"),
+            ({"dtype": "bfloat16"}, "dtype"),
+            ({"batch_size": 1}, "batch_size"),
+            ({"dormant_rule": "awft>0.5"}, "dormant_rule"),
+            ({"spectra": 1}, "spectra"),
+        ],
         ({"data": ["prose", "code"]}, "data"),
-        ({"epsilon": 0.5}, "epsilon"),
         ({"dtype": "bfloat16"}, "dtype"),
-        ({"batch_size": 1}, "batch_size"),
-        ({"dormant_rule": "awft>0.5"}, "dormant_rule"),
         ({"spectra": 1}, "spectra"),
-    ],
+    ),
 )
 def test_another_scan_is_refused(
     changed: dict[str, Any], named: str, tiny_folder: Path, tmp_path: Path, break_off: BreakOff,

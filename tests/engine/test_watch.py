@@ -138,7 +138,7 @@ def test_a_copy_or_a_file_of_the_model_is_not_watched() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
-@pytest.mark.parametrize("way", ["jit", "export", "grads"])
+@pytest.mark.parametrize("way", slow_but(["jit", "export", "grads"], "jit"))
 def test_a_pass_that_torch_traces_is_the_model_s_alone(way: str) -> None:
     """Its tensors hold no numbers, or those of many passes at once: the trace would hold what we compute."""
     model, ids = plain("product"), tokens()

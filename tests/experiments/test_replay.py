@@ -104,13 +104,17 @@ def loud(model: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("auto", "family", "expected"),
-    [
-        (AutoModelForCausalLM, "bert", 1),
-        (AutoModelForCausalLM, "zamba", 3),  # one attention module in two layers of four
-        (AutoModelForCausalLM, "gemma3n_text", 0),  # its last layers attend to keys of earlier ones
-        (AutoModelForMaskedLM, "albert", 0),  # one layer, called twice
-        (AutoModelForSeq2SeqLM, "t5", 0),  # two lists of layers
-    ],
+    slow_but(
+        [
+            (AutoModelForCausalLM, "bert", 1),
+            (AutoModelForCausalLM, "zamba", 3),  # one attention module in two layers of four
+            (AutoModelForCausalLM, "gemma3n_text", 0),  # its last layers attend to keys of earlier ones
+            (AutoModelForMaskedLM, "albert", 0),  # one layer, called twice
+            (AutoModelForSeq2SeqLM, "t5", 0),  # two lists of layers
+        ],
+        (AutoModelForCausalLM, "zamba", 3),
+        (AutoModelForMaskedLM, "albert", 0),
+    ),
 )
 def test_other_families_lose_nothing_by_it(
     auto: Any, family: str, expected: int, monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,7 @@ def test_the_files_are_replaced_together_or_not_at_all(
     assert {path.name for path in out.iterdir() if path.name.startswith(".")} == set()
 
 
+@pytest.mark.slow
 def test_a_figure_of_older_tables_does_not_stay(
     checkpoints: list[Path], tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,15 +32,16 @@ def test_cross_attention_has_no_diagonal_however_long_the_encoder_s_text(family:
     assert run.positions.loc[places, ["bos_mass", "bos_share"]].isna().all(axis=None)
     assert run.positions.loc[places, "alpha"].notna().all()
     assert run.positions.loc[~places, ["bos_mass", "bos_share"]].notna().all(axis=None)
-    margins = ["sink_margin_pairs", "sink_margin_pairs_sem"]  # of keys alone: the encoder's first token has one too
-    folded = run.smoothing.drop(columns=["stream", "layer", "head", "module", *margins])
+    read = ["sink_margin_pairs", "rank_output"]  # of keys alone, and of what heads write: neither needs a diagonal
+    read += [f"{name}_sem" for name in read]
+    folded = run.smoothing.drop(columns=["stream", "layer", "head", "module", *read])
     assert folded[run.smoothing["stream"] == "cross"].isna().all(axis=None)
-    assert run.smoothing[margins].notna().all(axis=None)
+    assert run.smoothing[read].notna().all(axis=None)
     run.save(tmp_path / "run")
-    read = sinkscope.load_run(tmp_path / "run")
-    assert read.heads["pattern"].equals(run.heads["pattern"])
-    assert " -\n" in render_run(read, width=100)
-    assert "cross" in render_report([read])
+    saved = sinkscope.load_run(tmp_path / "run")
+    assert saved.heads["pattern"].equals(run.heads["pattern"])
+    assert " -\n" in render_run(saved, width=100)
+    assert "cross" in render_report([saved])
 
 
 def test_short_sequences_do_not_lower_the_sink_rate_of_the_first_64_queries() -> None:

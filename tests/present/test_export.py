@@ -332,7 +332,10 @@ def test_a_caption_says_what_the_errors_are_and_headers_are_typeset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bos", "called"), [(True, "BOS mass"), (False, "first-token attention"), (None, "first-token attention")]
+    ("bos", "called"),
+    slow_but(
+        [(True, "BOS mass"), (False, "first-token attention"), (None, "first-token attention")], (True, "BOS mass")
+    ),
 )
 def test_attention_on_the_first_token_is_called_bos_mass_only_where_it_is_the_bos(
     bos: bool | None, called: str

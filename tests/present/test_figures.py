@@ -44,7 +44,7 @@ def test_every_figure_twice_the_same_with_the_runs_id(figure: str) -> None:
     assert run_id(run).encode() in content
 
 
-@pytest.mark.parametrize("form", slow_but(["png", "pdf"], "pdf"))
+@pytest.mark.parametrize("form", slow_but(["png", "pdf"]))
 def test_formats(form: str) -> None:
     content = draw(scanned(), "heatmap", form)
     assert content.startswith(STARTS[form])

@@ -114,7 +114,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("figure", slow_but(["cosine", "ranks", "parts", "theory", "alignment"], "cosine", "parts"))
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", slow_but([0, 1], 1))
 def test_no_series_is_cut_off_by_the_scale_of_another(figure: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of a part share their scales, whichever series is painted last."""
     seen: list[tuple[float, float, np.ndarray]] = []
@@ -543,6 +543,7 @@ def test_figures_that_lack_the_same_table_share_a_line(monkeypatch: pytest.Monke
     assert switch == "sinkscope: not drawn: lampert-switch: no table switch"
 
 
+@pytest.mark.slow
 def test_galleries_of_a_paper_load_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of which the run has no head is told, and the other galleries are drawn."""
     asked = []
