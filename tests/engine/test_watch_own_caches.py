@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sinkscope
+from sinkscope.engine.watching.following import ASKED, Follower
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
@@ -228,15 +229,17 @@ def test_each_second_batch_is_measured_with_its_steps(kind: str) -> None:
     assert_same(seen.run(), in_one_pass(model, texts[0], texts[2]), atol=2e-5)
 
 
+class Plain(Model):
+    """Keeps its keys where it is asked to."""
+
+    def forward(self, ids: Tensor, past: Any = None, start: int = 0, keep: bool = True) -> tuple[Tensor, Any]:
+        logits, kept = super().forward(ids, past, start)
+        return logits, kept if keep else None
+
+
 @pytest.mark.parametrize("sizes", [[6, 1, 1, 4], [1] * 12])
 def test_the_steps_of_a_batch_that_is_not_wanted_are_none_of_their_own(sizes: list[int]) -> None:
     """Also where no pass before it kept its keys."""
-
-    class Plain(Model):
-        def forward(self, ids: Tensor, past: Any = None, start: int = 0, keep: bool = True) -> tuple[Tensor, Any]:
-            logits, kept = super().forward(ids, past, start)
-            return logits, kept if keep else None
-
     model, texts = Plain("tuple").eval(), [ids_of(2, 12, seed) for seed in range(4)]
     with torch.no_grad(), sinkscope.watch(model, every=2) as seen:
         model(texts[0], keep=False)
@@ -244,6 +247,18 @@ def test_the_steps_of_a_batch_that_is_not_wanted_are_none_of_their_own(sizes: li
             step_by_step(model, ids, sizes)
     assert not seen.left_out
     assert_same(seen.run(), in_one_pass(model, texts[0], texts[2]), atol=2e-5)
+
+
+def test_passes_that_are_not_wanted_are_soon_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of hours of which few passes are measured costs next to nothing."""
+    heard, wants = list[bool](), Follower._wants
+    monkeypatch.setattr(Follower, "_wants", lambda self, now: heard.append(wants(self, now)) or heard[-1])
+    model = Plain("tuple").eval()
+    with torch.no_grad(), sinkscope.watch(model, every=100) as seen:
+        for seed in range(2 * ASKED):
+            model(ids_of(2, 8, seed), keep=False)
+    assert heard == [True] * (1 + ASKED) + [False] * (ASKED - 1)
+    assert len(seen.run().sequences["sequence"].unique()) == 2
 
 
 def test_no_more_than_the_limit_is_measured() -> None:

@@ -28,6 +28,10 @@ SHARED = (
 
 LEFT = "a sequence that left its batch before the others ended was not read"
 
+ASKED = 8
+"""Passes in a row that are heard only to learn whether they keep their keys. Each takes a third longer so; a model that
+kept nothing in as many is not asked again before a pass that is measured does, so that `every` makes a watch cheap."""
+
 MISSED = "a pass at the same time as one of a continuous batch in another thread was not read"
 
 
@@ -57,6 +61,7 @@ class Follower:
         self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
         self._current: Joined | None = None
         self._own: OwnCache | None = None
+        self._kept_nothing = 0
         self.begun = self.measured = 0
         self.without_attention = False
         self.reasons: dict[str, int] = {}
@@ -78,7 +83,8 @@ class Follower:
             )
             if self._current is not None:
                 now.idle, now.onward = self._current.idle, self._current.onward
-            now.asked = not wanted and now.cache is None and not self._full and may_keep_keys(self._model)
+            asks = now.cache is None and not self._full and self._kept_nothing < ASKED
+            now.asked = not wanted and asks and may_keep_keys(self._model)
             return wanted or now.asked
 
     def _wants_some(self, now: Pass, shares: list[Share]) -> bool:
@@ -135,6 +141,7 @@ class Follower:
         return self._open.get(id(self._own), (None, None, ""))[1]
 
     def _begin_own(self, joined: Joined | None) -> OwnCache:
+        self._kept_nothing = 0
         self._own = OwnCache()
         self._begin(self._own, joined)
         return self._own
@@ -185,6 +192,8 @@ class Follower:
             self.begun -= 1
         elif not failed and now.keeps is not None and self._keeps(now.keeps):
             self._begin_own(None)
+        else:
+            self._kept_nothing += 1
         now.keeps = None
 
     def _keeps(self, keeps: Callable[[], bool]) -> bool:
