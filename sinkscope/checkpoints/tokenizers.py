@@ -56,7 +56,7 @@ def _found_in_files(source: Source) -> str:
     for path in paths:
         try:
             json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             return str(damaged(path, error))
     return ""
 
