@@ -22,6 +22,7 @@ from sinkscope.cli.common import (
     say,
     warn_in_one_line,
 )
+from sinkscope.cli.ending import end
 from sinkscope.cli.help import Command, Group
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
@@ -118,7 +119,7 @@ def main() -> None:
         say(f"error: {error.strerror or error}")
         discard_stdout()
         code = BAD_INPUT
-    sys.exit(leave(code if isinstance(code, int) else int(code is not None)))
+    end(leave(code if isinstance(code, int) else int(code is not None)))
 
 
 def _check_words(words: list[str]) -> None:
