@@ -495,6 +495,8 @@ def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> No
         assert said in refused(copied, "--data", data)
     (copied / "tokenizer.json").write_text(POINTER, "utf-8")
     assert "tokenizer.json is a Git LFS pointer" in refused(copied)
+    (copied / "tokenizer.json").write_text("[" * 100_000, "utf-8")
+    assert "tokenizer.json is damaged: its values are nested too deeply" in refused(copied)
     assert scan_cli(copied, "--data", "random").code == 0
 
 
