@@ -122,7 +122,8 @@ def _large(matrices: Tensor, size: int) -> bool:
 
 def _each(matrices: Float[Tensor, "*batch row n"], product: Callable[[np.ndarray], Product]) -> Tensor:
     flat = matrices.flatten(0, -3).numpy() if matrices.dim() > 2 else matrices[None].numpy()
-    eigenvalues = [_by_arpack(product(matrix), matrix.shape[-1]) for matrix in flat]
+    # Tokens that are equal leave zeros, which have no direction for ARPACK to start from, and are slow for LAPACK.
+    eigenvalues = [_by_arpack(product(matrix), matrix.shape[-1]) if matrix.any() else 0.0 for matrix in flat]
     return torch.tensor(eigenvalues, dtype=torch.float64).view(matrices.shape[:-2])
 
 
@@ -133,5 +134,5 @@ def _by_arpack(product: Product, size: int) -> float:
     try:
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         return float(eigsh(operator, k=1, which="LA", v0=start, tol=0, return_eigenvectors=False)[0])
-    except ArpackError:  # no convergence, or a matrix of zeros, which has no direction to start from
+    except ArpackError:  # no convergence
         return float(np.linalg.eigvalsh(np.stack([product(row) for row in np.eye(size)]))[-1])
