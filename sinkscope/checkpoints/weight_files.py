@@ -104,10 +104,8 @@ def read_json(file: Path) -> Any:
     check_file(file)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SinkscopeError(f"{file} is damaged: {error}") from None
-    except RecursionError:
-        raise SinkscopeError(f"{file} is damaged: its values are nested too deeply") from None
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, error) from None
 
 
 POINTER = b"version https://git-lfs"
@@ -123,6 +121,8 @@ def damaged(file: Path | str, error: Exception) -> SinkscopeError:
         pointer = False
     if pointer:
         return SinkscopeError(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder")
+    if isinstance(error, RecursionError):
+        return SinkscopeError(f"{file} is damaged: its values are nested too deeply")
     return SinkscopeError(f"{file} is damaged or truncated ({first_line(error)}): download it again")
 
 
