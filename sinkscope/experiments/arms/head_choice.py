@@ -107,9 +107,9 @@ class HeadTable:
             raise SinkscopeError(f"{score.column}: only {len(order)} of {len(self.rows)} heads have a value")
         return _grouped(order.head(count))
 
-    def drawn(self, count: int, seed: int) -> Heads:
-        """`count` heads drawn at random; a larger draw with the same seed contains the smaller one."""
-        order = np.random.default_rng(seed).permutation(len(self.rows))
+    def drawn(self, count: int, seed: int, draw: int) -> Heads:
+        """`count` heads drawn at random; a larger count with the same seed and draw contains the smaller one's."""
+        order = np.random.default_rng([seed, draw]).permutation(len(self.rows))
         return _grouped(self.rows.iloc[np.sort(order[:count])])
 
     def _order(self, score: Score) -> pd.DataFrame:

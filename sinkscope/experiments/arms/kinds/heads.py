@@ -74,7 +74,7 @@ class RandomHeads(Arm):
     def heads(self, seed: int, draw: int) -> Heads:
         """The heads of one draw, once the arm is ready."""
         assert self.table is not None
-        return self.table.drawn(self.count, seed + draw)
+        return self.table.drawn(self.count, seed, draw)
 
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         forward.touches(self.count)
