@@ -30,6 +30,11 @@ def end_at_once() -> None:
         atexit.register(_end)  # called last, because it is the first
 
 
+def leave_to_python() -> None:
+    """Lets Python end the process, for a program in it that may count on that."""
+    atexit.unregister(_end)
+
+
 def end(code: int) -> NoReturn:
     """Ends the command with an exit code."""
     global _code  # noqa: PLW0603 - a process ends once

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sinkscope.cli.common import INTERRUPTED, as_python_does, say
+from sinkscope.cli.ending import leave_to_python
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import slug
 from sinkscope.errors import SinkscopeError, in_one_line
@@ -62,6 +63,7 @@ def watch(
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
+    leave_to_python()
     everywhere = Everywhere(every, limit)
     code, process = 0, os.getpid()
     with as_python_does():

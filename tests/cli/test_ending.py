@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, types
-from sinkscope.cli.ending import end, end_at_once
+from sinkscope.cli.ending import end, end_at_once, leave_to_python
 {before}
 end_at_once()
 atexit.register(print, "called")
@@ -37,8 +37,10 @@ def test_what_is_left_is_not_freed(tmp_path: Path) -> None:
     assert said(tmp_path, "end(3)") == (3, ["called"], "whole")
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise ValueError", 1), ("sys.exit(4)", 4), ("", 0)])
-def test_a_process_that_no_command_ends_is_as_any_other(end: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise ValueError", 1), ("sys.exit(4)", 4), ("", 0), ("leave_to_python(); end(5)", 5)]
+)
+def test_any_other_process_ends_as_python_does(end: str, code: int, tmp_path: Path) -> None:
     assert said(tmp_path, end) == (code, ["called", "freed"], "whole")
 
 

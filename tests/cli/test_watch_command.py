@@ -158,6 +158,10 @@ from plain_models import plain, tokens
 import sinkscope
 print(sys.argv[0], __file__, __package__, flush=True)
 plain()(tokens())
+class Left:
+    def __del__(self):
+        print("freed")
+sys.left = Left()  # until Python ends
 if "fork" in sys.argv:
     child = os.fork()
     if child == 0:
@@ -171,7 +175,7 @@ if "refused" in sys.argv:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["fork", "close", "refused"])
+@pytest.mark.parametrize("what", ["fork", "close", "refused", "nothing"])
 def test_a_program_ends_as_it_would_alone_and_leaves_its_run(what: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(OTHER)
     environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
