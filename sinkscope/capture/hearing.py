@@ -23,7 +23,7 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import call_of
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
-from sinkscope.capture.learned_keys import has_learned_keys, learned_keys
+from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
@@ -51,7 +51,7 @@ class CallHearing:
         self._torch = InlineWatch(self._found, model)
         self._projections: dict[tuple[str, int], str | None] = {}
         self._oblong = set[str]()
-        self._learned: dict[str, bool] = {}
+        self._learned = LearnedKeys(model)
 
     @property
     def torch_calls(self) -> InlineWatch:
@@ -136,6 +136,7 @@ class CallHearing:
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
         call = detached(call_of(module, query, key, value, mask, causal, rest))
+        self._check_keys(path, call)
         self._resume(path, call, query.shape[2], partial(_end_of, call))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
         if self.now is not None and self.now.shares is not None:
@@ -204,11 +205,8 @@ class CallHearing:
         heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
 
     def _check_keys(self, module: str, record: AttentionCall | AttentionMap) -> None:
-        """Refuses the pass where a module of the model's own puts learned keys beside those of its tokens."""
-        queries, keys = record.lengths
-        if module not in self._learned and (queries != keys or self._place(module, False) == "cross"):
-            self._learned[module] = has_learned_keys(self.model, module, record.key, record.value)
-        if self._learned.get(module):
+        """Refuses the pass where a module puts learned keys beside those of its tokens."""
+        if self._learned.beside(module, record):
             self._refuse(learned_keys(module))
 
     def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:

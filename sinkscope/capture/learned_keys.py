@@ -10,14 +10,38 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.sites import place_of, stream_of
 
-def has_learned_keys(model: nn.Module, path: str, key: Tensor | None, value: Tensor | None) -> bool:
-    """Whether the first or the last key or value, (B, G, Tk, d) each, of a call in the module at `path` is a parameter
-    of this module or of one that holds it, or whether the first are zero in every sequence. False where all keys are
-    parameters, or all are zero: none is beside a token's."""
-    module = model.get_submodule(path)
-    if isinstance(module, nn.MultiheadAttention):
-        return module.bias_k is not None or module.add_zero_attn
+
+class LearnedKeys:
+    """Knows of each module of `model` whether it puts learned keys beside those of its tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: dict[str, bool] = {}
+
+    def beside(self, path: str, record: AttentionCall | AttentionMap) -> bool:
+        """Whether a call in the module at `path` attends to such keys. The first call that may, tells it of all."""
+        if path not in self._known:
+            module = self._model.get_submodule(path)
+            if isinstance(module, nn.MultiheadAttention):
+                self._known[path] = module.bias_k is not None or module.add_zero_attn
+            elif self._may(path, record):
+                self._known[path] = _holds_some(self._model, path, record.key, record.value)
+        return self._known.get(path, False)
+
+    def _may(self, path: str, record: AttentionCall | AttentionMap) -> bool:
+        """Whether a call has other keys than those of its queries."""
+        queries, keys = record.lengths
+        return queries != keys or place_of(stream_of(self._model, path, False), path) == "cross"
+
+
+def _holds_some(model: nn.Module, path: str, key: Tensor | None, value: Tensor | None) -> bool:
+    """Whether the first or the last key or value, (B, G, Tk, d) each, is a parameter of the module at `path` or of one
+    that holds it, or whether the first are zero in every sequence. False where all keys are parameters, or all are
+    zero: none is beside a token's."""
     if key is None or value is None or key.is_meta:
         return False
     if not bool(key[:, :, 0].any()) and not bool(value[:, :, 0].any()):

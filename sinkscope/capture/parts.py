@@ -120,6 +120,20 @@ def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
     return None
 
 
+def holds_same_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
+    """The first module with some keys, beside others, that are those of the pass before, though every token is another:
+    it has learned them. None where none does."""
+    for call, earlier in zip(calls, before, strict=False):
+        if call.key is None or earlier.key is None or call.module != earlier.module:
+            continue
+        if call.key.shape == earlier.key.shape and call.queries != call.key.shape[2]:
+            same = (call.key == earlier.key).all(-1).flatten(0, 1).all(0)
+            given = (call.key != 0).any(-1).flatten(0, 1).any(0)  # slots that stand empty hold zeros
+            if bool((same & given).any()) and not bool(same.all()):
+                return call.module
+    return None
+
+
 def goes_on(probabilities: Tensor) -> bool:
     """Whether the queries of a map are the last of more keys, in causal order; slots may stand empty behind these."""
     if probabilities.is_meta or probabilities.shape[-1] <= probabilities.shape[-2]:

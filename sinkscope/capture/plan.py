@@ -18,9 +18,10 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
+from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
 from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
-from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
+from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, holds_same_keys, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
@@ -54,23 +55,26 @@ class Plan:
         return any(site.path == INLINE for site in self.sites)
 
 
-def plan(model: nn.Module, forward: Callable[[], Any]) -> Plan:
+def plan(model: nn.Module, forward: Callable[[], Any], other: Callable[[], Any] | None = None) -> Plan:
     """Runs `forward` on one sequence (8 to 16 tokens are enough) and records every attention call.
 
-    Runs it a second time where a model computes attention in its own code. The weights may be shapes without numbers,
-    within `Shapes`. Raises SinkscopeError where no call can be read.
+    Runs it a second time where a model computes attention in its own code; `other`, where given, on a sequence that has
+    another token at every position. The weights may be shapes without numbers, within `Shapes`. Raises SinkscopeError
+    where no call can be read.
     """
     failures: list[str] = []
     passed = Passed({}, {})
     run = _dry_run(model, forward, failures, passed)
     if any(record.path == INLINE for record in run.seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        before, run = run, _dry_run(model, forward, failures, passed)
+        before, run = run, _dry_run(model, other or forward, failures, passed)
         if (module := keeps_keys(run.keys, before.keys)) is not None:
             raise SinkscopeError(
                 f"attention module {module!r} attends to keys of earlier passes, in a cache of its own: each sequence "
                 "would read the one before"
             )
+        if other is not None and (module := holds_same_keys(run.keys, before.keys)) is not None:
+            raise SinkscopeError(learned_keys(module))
     seen = run.seen
     if not seen:
         raise SinkscopeError(
@@ -98,8 +102,11 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
     keys: list[Keys] = []
+    learned = LearnedKeys(model)
 
     def keep(record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
+        if call.lengths[0] > 1 and learned.beside(module, call):
+            raise SinkscopeError(learned_keys(module))
         key = None if call.key is None or call.key.is_meta else call.key
         keys.append(Keys(module, call.lengths[0], key, onward))
         if record is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from sinkscope.capture import plan
 from sinkscope.capture.plan import runnable
 from sinkscope.checkpoints import Checkpoint
@@ -34,7 +36,10 @@ def prepared(
     with blaming(type(kind)):
         short, extra = kind.probe()
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
-        call_plan = plan(checkpoint.model, partial(forward, short, **extra))
+        other = None if extra else _other_tokens(short)
+        call_plan = plan(
+            checkpoint.model, partial(forward, short, **extra), None if other is None else partial(forward, other)
+        )
     with blaming(type(kind)):
         reading = kind.read(call_plan.positions)
     check_lengths(request.lengths, reading.tokens)
@@ -53,6 +58,13 @@ def prepared(
     )  # fmt: skip
     loop.measurements = [measurement_type(subject) for measurement_type in measurements(measures)]
     return loop, request
+
+
+def _other_tokens(ids: Tensor) -> Tensor | None:
+    """A sequence of the same token ids, [1, token], with another one at every position. None for what holds no ids, or
+    for ids that repeat."""
+    turned = ids.roll(1, -1)
+    return None if ids.is_floating_point() or bool((turned == ids).any()) else turned
 
 
 def _short_pass(checkpoint: Checkpoint, reading: Reading) -> Any:
