@@ -93,9 +93,35 @@ def test_sequences_that_no_table_can_hold_are_named() -> None:
     assert set(run.heads["module"]) == {"early"}
     (told,) = run.manifest.warnings
     assert told == (
-        "3 sequences of watched are left out: the model attended in other modules (late) than for its other 6; give "
-        "them a label of their own"
+        "3 sequences of watched are left out: the model made the attention call late for them, and not for its other "
+        "6; give them a label of their own"
     )
+
+
+class Looped(nn.Module):
+    """Calls one module as often as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(16, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        for _ in range(times):
+            x = x + self.attend(x, x, x, need_weights=False)[0]
+        return x
+
+
+@pytest.mark.parametrize(
+    ("rare", "said"),
+    [(3, "attend[2] for them, and not for its other 6"), (1, "attend[1] for its other 6, and not for")],
+)
+def test_passes_of_another_depth_are_named_by_the_call_that_tells_them_apart(rare: int, said: str) -> None:
+    model = Looped().eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for seed, times in enumerate((2, rare, 2)):
+            model(vectors(seed), times)
+    (told,) = seen.run().manifest.warnings
+    assert told.startswith(f"3 sequences of watched are left out: the model made the attention call {said}")
 
 
 class Turned(nn.Module):

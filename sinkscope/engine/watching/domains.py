@@ -92,7 +92,7 @@ class Heap:
         every = [kind.calls.streams for kind in self.kinds.values()]
         own = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
         for kind in sorted(self.kinds.values(), key=lambda kind: -kind.record.count):
-            first, count = next(iter(kind.calls.sites)), kind.record.count
+            count = kind.record.count
             most = kept[0].record.count if kept else count
             turned = [
                 call for call, stream in kind.calls.streams.items()
@@ -105,12 +105,22 @@ class Heap:
                 )
             elif count != most or any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
                 told.append(
-                    f"{count} sequences of {name} are left out: the model attended in other modules ({first}) than for "
-                    f"its other {most}; give them a label of their own"
+                    f"{count} sequences of {name} are left out: the model made the attention call "
+                    f"{_told_apart(kind, kept, most)}; give them a label of their own"
                 )
             else:
                 kept.append(kind)
         return kept, told
+
+
+def _told_apart(kind: _Kind, kept: list[_Kind], most: int) -> str:
+    """A call that is made for the sequences of one kind, or for the `most` of the kinds that are kept, alone."""
+    others = [call for each in kept for call in each.calls.sites]
+    own = next((call for call in kind.calls.sites if call not in others), None)
+    if own is not None:
+        return f"{shown_name(own)} for them, and not for its other {most}"
+    missing = next(call for call in others if call not in kind.calls.sites)
+    return f"{shown_name(missing)} for its other {most}, and not for them"
 
 
 class WatchedInput(InputKind):
