@@ -115,6 +115,7 @@ class Heard:
         ends: where the keys of each request end in a pass over several, after a 0; else None.
         among: `place_of` the calls that the parts were cut beside, in a padded pass.
         folded: sequences and heads came as one axis, and nothing showed yet that sequences come first in it.
+        factors: of the output projection's weight when the call was made; None where the call is measured at once.
     """
 
     module: str
@@ -137,6 +138,7 @@ class Heard:
     ends: list[int] | None = None
     among: frozenset[str] = frozenset()
     folded: bool = False
+    factors: Tensor | None = None
 
     @property
     def name(self) -> str:

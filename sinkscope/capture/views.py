@@ -128,7 +128,8 @@ class Pending:
     """One attention call of the current pass, kept until its block has ended.
 
     `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
-    what the output projection adds, (B, T, D).
+    what the output projection adds, (B, T, D). `factors`: as in LayerView, where they were kept when the call was made;
+    None takes those of the weights as they are now.
     """
 
     site: Site
@@ -141,6 +142,7 @@ class Pending:
     projected: Tensor | None = None
     written: Tensor | None = None
     folded: bool = False
+    factors: Tensor | None = None
 
     def keep_read(self, args: tuple[Any, ...]) -> None:
         """Keeps what the output projection reads as w, where it has the shape of the call's output."""
@@ -194,7 +196,7 @@ class Views:
     readers: Readers = field(default_factory=dict)
     layer_heads: Callable[[Site], int] | None = None
     weights_change: bool = False
-    _factors: dict[str, tuple[object, Tensor]] = field(default_factory=dict)
+    _factors: dict[tuple[str, int, int], tuple[object, Tensor]] = field(default_factory=dict)
 
     def of_call(
         self, name: str, call: AttentionCall, masks: MaskReadings, cuts: list[Cut] | None
@@ -246,7 +248,7 @@ class Views:
             raw_value=part(pending.value, 2, "keys"),
             raw_projected=part(pending.projected, 1),
             raw_written=part(pending.written, 1),
-            factors=self._head_factors(site) if projects else None,
+            factors=self._factors_of(pending) if projects else None,
             residual_in=tokens(stream.entering),
             attention_input=tokens(stream.read),
             residual_out=tokens(stream.leaving),
@@ -261,17 +263,22 @@ class Views:
         known = told or pending.site.path != INLINE or pending.projected is not None
         return told is not False and (bool(known) or pending.rows[0] != pending.rows[1])
 
-    def _head_factors(self, site: Site) -> Tensor | None:
-        if site.projection is None or site.value_dim is None:
-            return None
-        entry = self._factors.get(site.projection)
+    def _factors_of(self, pending: Pending) -> Tensor | None:
+        site = pending.site
+        if pending.factors is not None or site.projection is None or site.value_dim is None:
+            return pending.factors
+        return self.factors(site.projection, site.heads, site.value_dim)
+
+    def factors(self, projection: str, heads: int, value_dim: int) -> Tensor:
+        """The factors of the weight that the output projection at this path has now; see LayerView."""
+        key = projection, heads, value_dim
+        entry = self._factors.get(key)
         if entry is not None and not self.weights_change:
             return entry[1]
-        weight = projection_weight(self.model.get_submodule(site.projection), site.heads * site.value_dim)
+        weight = projection_weight(self.model.get_submodule(projection), heads * value_dim)
         bits = mark(weight) if self.weights_change else None
         if entry is None or entry[0] != bits:
-            entry = bits, factors_of(weight, site.heads, site.value_dim)
-            self._factors[site.projection] = entry
+            entry = self._factors[key] = bits, factors_of(weight, heads, value_dim)
         return entry[1]
 
 

@@ -42,6 +42,17 @@ def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left:
     assert run.manifest.data[0].seq_len == 12 + NEW - 1
 
 
+def test_weights_that_change_after_a_generation_are_not_its_own() -> None:
+    """It is measured when the next pass begins, or a label."""
+    model, given = writer("llama"), prompt()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        expected = in_one_pass(model, generate(model, given), given)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[:, 0] *= 3
+        seen.label("changed")
+    assert_same(seen.run(), expected)
+
+
 def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
     """A prefill in two pieces, then one token at a time, over a cache that the caller made."""
     model, given = writer("llama"), prompt()

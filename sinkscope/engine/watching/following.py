@@ -39,6 +39,7 @@ class Follower:
     """Hears the passes of `model` through its `listener`, and hands every batch of sequences that has ended to
     `measure`, with the label it began under.
 
+    `begin(first)` is told of the first pass of sequences over a cache, which are measured only when they have ended.
     `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`: as in
     `watch`. `label`: that of the sequences that begin now.
 
@@ -49,10 +50,12 @@ class Follower:
     """
 
     def __init__(
-        self, model: nn.Module, measure: Callable[[Joined, str], int], every: int, limit: int | None, label: str
-    ) -> None:
+        self, model: nn.Module, begin: Callable[[Pass], None], measure: Callable[[Joined, str], int], every: int,
+        limit: int | None, label: str,
+    ) -> None:  # fmt: skip
         self.listener = Listener(model, self._wants, self._ended, self._leave_out)
-        self._model, self._measure, self._every, self._limit = model, measure, every, limit
+        self._model, self._first, self._measure = model, begin, measure
+        self._every, self._limit = every, limit
         self.reset(label)
 
     def reset(self, label: str) -> None:
@@ -222,6 +225,8 @@ class Follower:
                 fresh, keeps = joined is None, now.keeps
                 if fresh and keeps is not None and keeps():
                     now.cache = self._begin_own(None)
+                if fresh and now.cache is not None:
+                    self._first(now)
                 joined = Joined(self._model) if joined is None else joined
                 joined.add(now)
                 if now.cache is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
-from sinkscope.capture.heard import not_followed, shown_name
+from sinkscope.capture.heard import Pass, not_followed, shown_name
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
@@ -85,6 +85,13 @@ class Measurer:
     compared: set[str] = field(default_factory=set)
     _known: dict[tuple[object, ...], Calls] = field(default_factory=dict)
 
+    def begin(self, first: Pass) -> None:
+        """Keeps what is derived from the weights for the sequences that begin with this pass over a cache: when they
+        have ended, the weights may be others."""
+        for heard in first.heard:
+            if heard.projection is not None and heard.value is not None:
+                heard.factors = self.views.factors(heard.projection, heard.heads, heard.value.shape[-1])
+
     def measure(self, joined: Joined, start: int) -> Sequences | None:
         """Measures every call of a batch of sequences. None where it holds no attention over positions.
 
@@ -149,7 +156,7 @@ class Measurer:
                 self._compare(site.name, output, whole.output, cuts)
         pending = Pending(
             site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
-            whole.projected,
+            whole.projected, factors=whole.heard.factors,
         )  # fmt: skip
         stream = whole.stream(site.block)
         for part in parts:

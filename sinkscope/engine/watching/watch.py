@@ -59,7 +59,7 @@ class Watch:
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
         self._heaps: dict[str, Heap] = {}
         self._started = time.perf_counter()
-        self._follower = Follower(self._checkpoint.model, self._measure, every, limit, LABEL)
+        self._follower = Follower(self._checkpoint.model, self._measurer.begin, self._measure, every, limit, LABEL)
         self._listener = self._follower.listener
         self._stack: ExitStack | None = None
 
