@@ -124,6 +124,23 @@ def test_passes_of_another_depth_are_named_by_the_call_that_tells_them_apart(rar
     assert told.startswith(f"3 sequences of watched are left out: the model made the attention call {said}")
 
 
+@pytest.mark.parametrize("label", ["watched", "halved"])
+def test_a_call_that_changes_its_number_of_heads_is_named(label: str) -> None:
+    """No table holds both, be it in one domain or in two."""
+    model = Looped().eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(vectors(1), 1)
+        model(vectors(2), 1)
+        seen.label(label)
+        model.attend.num_heads, model.attend.head_dim = 1, 16
+        model(vectors(3), 1)
+    run = seen.run()
+    assert len(run.heads) == HEADS
+    assert run.manifest.warnings == [
+        f"3 sequences of {label} are left out: attend has 1 head in them and {HEADS} in others; watch them one by one"
+    ]
+
+
 class Turned(nn.Module):
     """An attention that reads its own sequence, or another one."""
 

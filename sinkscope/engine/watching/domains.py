@@ -61,7 +61,7 @@ class Heap:
 
     def __init__(self, new: Callable[[], GrowingRecord]) -> None:
         self._new = new
-        self.kinds: dict[frozenset[tuple[str, str]], _Kind] = {}
+        self.kinds: dict[frozenset[tuple[str, str, int]], _Kind] = {}
 
     @property
     def count(self) -> int:
@@ -70,7 +70,7 @@ class Heap:
 
     def add(self, found: Sequences) -> None:
         """Adds a batch of sequences."""
-        key = frozenset(found.calls.streams.items())
+        key = frozenset((call, site.stream, site.heads) for call, site in found.calls.sites.items())
         kind = self.kinds.setdefault(key, _Kind(found.calls, self._new()))
         kind.record.keep(found.length, found.count, found.parts)
         kind.has_tokens &= found.ids is not None
@@ -81,36 +81,56 @@ class Heap:
             read = "" if found.ids is None else ids_fingerprint(row.tolist())
             kind.read.append(read if found.given is None else text_fingerprint(read + found.given[number]))
 
-    def readable(self, name: str, streams: dict[str, str]) -> tuple[list[_Kind], list[str]]:
+    def readable(self, name: str, sites: dict[str, Site]) -> tuple[list[_Kind], list[str]]:
         """The kinds that one table can hold: as many sequences of each, and no attention call in two. The others are
         told of in a line each.
 
-        `name`: the domain's. `streams`: those of the calls of other domains, in which a call has the same stream. A
-        call that reads its own sequence in some kind does so in all: over a cache of the model's own it has more keys.
+        `name`: the domain's. `sites`: those of the calls of other domains, in which a call has the same stream and as
+        many heads. A call that reads its own sequence in some kind does so in all: over a cache of the model's own it
+        has more keys.
         """
         kept, told = list[_Kind](), list[str]()
         every = [kind.calls.streams for kind in self.kinds.values()]
-        own = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
+        streams = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
+        streams |= {call: site.stream for call, site in sites.items()}
         for kind in sorted(self.kinds.values(), key=lambda kind: -kind.record.count):
-            count = kind.record.count
-            most = kept[0].record.count if kept else count
-            turned = [
-                call for call, stream in kind.calls.streams.items()
-                if streams.get(call, own.get(call, stream)) != stream
-            ]  # fmt: skip
-            if turned:
-                told.append(
-                    f"{count} sequences of {name} are left out: {shown_name(turned[0])} reads its own sequence in some "
-                    "and another sequence, or a cache of the model's own, in others; watch them one by one"
-                )
-            elif count != most or any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept):
-                told.append(
-                    f"{count} sequences of {name} are left out: the model made the attention call "
-                    f"{_told_apart(kind, kept, most)}; give them a label of their own"
-                )
-            else:
+            known = sites | {call: site for each in kept for call, site in each.calls.sites.items()}
+            why = _turned(kind, streams) or _resized(kind, known) or _beside(kind, kept)
+            if why is None:
                 kept.append(kind)
+            else:
+                told.append(f"{kind.record.count} sequences of {name} are left out: {why}")
         return kept, told
+
+
+def _turned(kind: _Kind, streams: dict[str, str]) -> str | None:
+    """What is said of sequences with a call that has another stream elsewhere; None where there is no such call."""
+    turned = [call for call, stream in kind.calls.streams.items() if streams.get(call, stream) != stream]
+    if not turned:
+        return None
+    return (
+        f"{shown_name(turned[0])} reads its own sequence in some and another sequence, or a cache of the model's own, "
+        "in others; watch them one by one"
+    )
+
+
+def _resized(kind: _Kind, known: dict[str, Site]) -> str | None:
+    """What is said of sequences with a call that has another number of heads elsewhere; None where there is none."""
+    for call, site in kind.calls.sites.items():
+        others = known.get(call, site).heads
+        if site.heads != others:
+            heads = f"{site.heads} head{'s' * (site.heads != 1)}"
+            return f"{shown_name(call)} has {heads} in them and {others} in others; watch them one by one"
+    return None
+
+
+def _beside(kind: _Kind, kept: list[_Kind]) -> str | None:
+    """What is said of sequences that cannot stand in one table with those that are kept; None where they can."""
+    most = kept[0].record.count if kept else kind.record.count
+    shared = any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept)
+    if kind.record.count == most and not shared:
+        return None
+    return f"the model made the attention call {_told_apart(kind, kept, most)}; give them a label of their own"
 
 
 def _told_apart(kind: _Kind, kept: list[_Kind], most: int) -> str:
@@ -158,15 +178,15 @@ class Watched:
         self.failures: list[str] = []
         self.seconds = 0.0
         self._kinds: dict[str, list[_Kind]] = {}
-        every, streams = list[Calls](), dict[str, str]()
+        every, sites = list[Calls](), dict[str, Site]()
         for name, heap in heaps.items():
-            kinds, told = heap.readable(name, streams)
+            kinds, told = heap.readable(name, sites)
             self.left_out += told
             if kinds:
                 self._kinds[name] = kinds
             for kind in kinds:
                 every.append(kind.calls)
-                streams |= kind.calls.streams
+                sites |= kind.calls.sites
         self.plan: Plan = plan_of(checkpoint.model, every, self.failures, self.keywords)
         self.reading = self._reading()
 
