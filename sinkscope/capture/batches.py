@@ -94,7 +94,7 @@ def _own(now: Pass, number: int, share: Share, masks: dict[tuple[int, int], Tens
     request_pass = Pass(
         now.root, 1, share.stop - share.start, None if now.ids is None else now.ids[:, rows].long(),
         cache=share.pages, before=share.before, unmatched=now.unmatched, split=now.split, refused=now.refused,
-        counts=now.counts, entered=now.entered, idle=now.idle,
+        counts=now.counts, entered=now.entered, idle=now.idle, changes=now.changes,
     )  # fmt: skip
     try:
         request_pass.heard = [_cut(heard, number, rows, share.before, masks) for heard in now.heard]

@@ -191,6 +191,7 @@ class Pass:
         keeps: finds out whether a later pass may go on with this one in such a way.
         asked: it is heard for this question alone, and not measured.
         shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
+        changes: how often modules of the model had come, gone or changed places.
     """
 
     root: str
@@ -217,6 +218,7 @@ class Pass:
     keeps: Callable[[], bool] | None = None
     asked: bool = False
     shares: list[Share] | None = None
+    changes: int = 0
 
     @property
     def masks_of_tokens(self) -> dict[str, Tensor]:

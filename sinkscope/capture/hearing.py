@@ -39,14 +39,16 @@ FLEX, PAGED = "flex_attention", "paged|eager"
 class CallHearing:
     """Hears the attention calls of `now`, the pass that runs; None = none runs, and nothing is heard.
 
-    `before_call()` is called before each is kept. `names`: the path of each module. `keywords` gets the unknown
-    keywords of transformers' interface, each with the path of the first module that was given it.
+    `before_call()` is called before each is kept. `names`: the path of each module; `changes`: how often modules came,
+    went or changed places. `keywords` gets the unknown keywords of transformers' interface, each with the path of the
+    first module that was given it.
     """
 
     def __init__(self, model: nn.Module, before_call: Callable[[], None]) -> None:
         self.model, self._before_call = model, before_call
         self.now: Pass | None = None
         self.names: Mapping[nn.Module, str] = {}
+        self.changes = 0
         self.keywords: dict[str, str] = {}
         self._torch = InlineWatch(self._found, model)
         self._projections: dict[tuple[str, int], str | None] = {}
@@ -57,6 +59,13 @@ class CallHearing:
     def torch_calls(self) -> InlineWatch:
         """What hears torch's functions, and knows which modules run."""
         return self._torch
+
+    def learn_names(self) -> None:
+        """Takes the modules of the model as they are now, and forgets what it knew of their paths."""
+        self.names = {module: name for name, module in self.model.named_modules()}
+        self.changes += 1
+        self._projections.clear()
+        self._learned = LearnedKeys(self.model)
 
     def begin(self, now: Pass) -> None:
         """Hears `now` from here on. Its torch calls are looked at unless they are known to hold no attention."""

@@ -119,13 +119,20 @@ class Ears:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Puts the hooks on, and takes all of them off when the block ends."""
-        self._modules, self._without = dict(self._model.named_modules()), frozenset()
         try:
-            for name in self._modules:
-                self._put(name)
+            self._put_all()
             yield
         finally:
             self.off()
+
+    def renewed(self) -> bool:
+        """Puts the hooks on anew where modules of the model came, went or changed places since. Returns whether any
+        did."""
+        if not self._modules or self._modules == dict(self._model.named_modules()):
+            return False
+        self.off()
+        self._put_all()
+        return True
 
     def off(self) -> None:
         """Takes every hook off."""
@@ -142,6 +149,11 @@ class Ears:
         for name in self._without - paths:
             self._put(name)
         self._without = paths
+
+    def _put_all(self) -> None:
+        self._modules, self._without = dict(self._model.named_modules()), frozenset()
+        for name in self._modules:
+            self._put(name)
 
     def _put(self, name: str) -> None:
         module = self._modules[name]

@@ -104,7 +104,7 @@ class Listener:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hears every pass in this thread until the block ends. No hook is left behind, also after an exception."""
-        self._calls.names = {module: name for name, module in self.model.named_modules()}
+        self._calls.learn_names()
         with ExitStack() as stack:
             stack.callback(self._end_all)
             stack.enter_context(uncompiled(self.model))
@@ -258,12 +258,15 @@ class Listener:
         self._inputs = args, kwargs
         if now.resumes is None and not now.asked:
             now.given = self._digests(now, *self._inputs)
+        later = now.cache is not None and now.before > 0
         try:
-            later = now.cache is not None and now.before
             now.padding = Padding() if later else Padding.of(now.masks_of_tokens, now.ids is not None)
         except ValueError as error:
             now.refused = str(error)
         self._error = sys.exc_info()[1]
+        if not later and self._ears[self._thread].renewed():
+            self._calls.learn_names()
+        now.changes = self._calls.changes
         self._ears[self._thread].without(now.idle or frozenset())
         self._calls.begin(now)
 

@@ -190,7 +190,7 @@ class Measurer:
         named = {whole.heard.name: call for whole, call in zip(wholes, seen, strict=True)}
         parts = frozenset(first.split | pieces | no_maps(self.model, named, first.unmatched, given))
         names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
-        key = names, parts, frozenset(first.unmatched), first.decodes
+        key = names, parts, frozenset(first.unmatched), first.decodes, first.changes
         if key not in self._known:
             read = {name: call for name, call in named.items() if call.module not in parts}
             sites = sites_of(self.model, [*read.values()])
@@ -208,10 +208,20 @@ def not_read(modules: Iterable[str]) -> str:
 
 
 def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords: dict[str, str]) -> Plan:
-    """The calls of all passes, as one plan: their layers are numbered as if one pass had made them all."""
+    """The calls of all passes, as one plan: their layers are numbered as if one pass had made them all.
+
+    Raises SinkscopeError where a module that made one was taken out of the model since.
+    """
     seen: dict[str, Seen] = {}
     for calls in every:
         seen |= {name: call for name, call in calls.seen.items() if name not in seen}
+    present = {name for name, _ in model.named_modules()}
+    for call in seen.values():
+        if call.module not in present:
+            raise SinkscopeError(
+                f"{call.module} attended in this watch and is no longer a module of the model: call run() before you "
+                "take it out, and reset() after that"
+            )
     unread = {module for calls in every for module in calls.unread}
     return Plan(sites_of(model, [*seen.values()]), tuple(sorted(unread)), 0, failures, keywords)
 

@@ -66,6 +66,8 @@ class Everywhere:
         self._known.add(module)
         if not any(True for _ in module.children()) and not isinstance(module, nn.MultiheadAttention):
             return
+        if any(module is part for watch in self.watches for part in watch.model.modules()):
+            return  # it came into a model that is watched already
         try:
             watch = Watch(module, **self._settings)
             watch.__enter__()
