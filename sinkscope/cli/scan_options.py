@@ -14,7 +14,9 @@ from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_l
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
 
-MEASURES_TOLD = listed([*((question.name, question.asks) for question in QUESTIONS.values()), ("all", "all of these")])
+MEASURES_TOLD = listed(
+    [*((question.name, question.asks) for question in QUESTIONS.values()), ("all", "all that model and inputs allow")]
+)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def checked(
         hash_later=hash_later and processes.count == 1,
     )  # fmt: skip
     if processes.tensor:
-        refuse_spread(measurements(request.measures))
+        refuse_spread(measurements([name for name in request.measures if name not in request.optional]))
     check_asked(request)
     measured = metric_set(metrics).asked(request.measures)
     columns, declared = measured.names("heads"), quantity_set(measured, request.lengths)

@@ -58,7 +58,7 @@ class Loop:
     Attributes:
         batch_size: sequences in a forward pass; None = chosen by the device.
         shards: keeps each batch on disk for a scan that resumes; None keeps none.
-        measurements: those that were asked for.
+        measurements: those that were asked for. left_out: sentences about those that `--measure all` leaves out.
         spectra: sequences of each domain for sampled metrics; None = as many as are cheap.
         declared: the metrics and quantities declared when the scan began.
         processes: they share the sequences. heads: how they share the heads, under --tp.
@@ -78,6 +78,7 @@ class Loop:
     batch_size: int | None = None
     shards: Shards | None = None
     measurements: list[Measurement] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     spectra: int | None = None
     declared: QuantitySet = field(default_factory=quantity_set)
     processes: Processes = ALONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,3 +190,30 @@ def refuse_spread(kinds: Sequence[type[Measurement]]) -> None:
         why = "finding W_V takes the whole of it, and no process holds it all" if kind.wired else kind.spread
         if why:
             raise SinkscopeError(f"--tp with --measure {kind.name}: {why}")
+
+
+def begun(names: Sequence[str], subject: Subject, tensor: bool) -> tuple[list[Measurement], dict[str, str]]:
+    """What measures the questions of these names, and why the others are left out, by their names.
+
+    `tensor`: whether --tp spreads the heads. Raises SinkscopeError for a question that cannot be answered and is asked
+    by its own name; one that only `all` asks is left out.
+    """
+    found, left_out = [], {}
+    for kind in measurements(names):
+        try:
+            if tensor:
+                refuse_spread([kind])
+            found.append(kind(subject))
+        except SinkscopeError as error:
+            if kind.name not in subject.request.optional:
+                raise
+            why = str(error).removeprefix("--tp with ").removeprefix(f"--measure {kind.name}: ")
+            left_out[kind.name] = why
+    return found, left_out
+
+
+def left_out_words(left_out: Mapping[str, str]) -> list[str]:
+    """A line for each reason why `--measure all` leaves questions out. `left_out`: the reasons, by the questions."""
+    reasons = dict.fromkeys(left_out.values())
+    named = {why: ", ".join(name for name, reason in left_out.items() if reason == why) for why in reasons}
+    return [f"--measure all leaves out {names}: {why}" for why, names in named.items()]

@@ -17,7 +17,7 @@ from sinkscope.engine.input_kinds import blaming, claim
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
 from sinkscope.engine.loop import Loop, Progress
-from sinkscope.engine.measurement import Subject, measurements
+from sinkscope.engine.measurement import Subject, begun, left_out_words
 from sinkscope.engine.tensor_parallel import spread
 from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs.request import Request
@@ -46,17 +46,19 @@ def prepared(
     heads = None
     if processes.tensor:
         call_plan, heads = spread(checkpoint.model, call_plan, processes.count)
-    measures = reading.measures(request.measures)
-    request = request.model_copy(update={"measures": measures, "model": checkpoint.facts["id"]})
-    loop = Loop(
-        checkpoint, call_plan, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
-        declared=declared, processes=processes, heads=heads, strict=strict,
-    )  # fmt: skip
     subject = Subject(
         checkpoint.model, call_plan, declared.metrics, partial(_short_pass, checkpoint, reading),
         lambda batch: forward(batch.inputs, batch.mask, **batch.extra), request, reading.rules.bos_id,
     )  # fmt: skip
-    loop.measurements = [measurement_type(subject) for measurement_type in measurements(measures)]
+    asked = reading.measures(request.measures)
+    begun_measurements, left_out = begun(asked, subject, bool(processes.tensor))
+    measures = tuple(name for name in asked if name not in left_out)
+    request = request.model_copy(update={"measures": measures, "model": checkpoint.facts["id"]})
+    loop = Loop(
+        checkpoint, call_plan, forward, reading, request.epsilon, report, request.batch_size, spectra=request.spectra,
+        measurements=begun_measurements, left_out=left_out_words(left_out),
+        declared=declared.asked(measures) if left_out else declared, processes=processes, heads=heads, strict=strict,
+    )  # fmt: skip
     return loop, request
 
 

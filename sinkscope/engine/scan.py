@@ -21,7 +21,7 @@ from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loaded import checked, loaded
 from sinkscope.engine.loop import Progress
-from sinkscope.engine.manifest import describe, refuse_unread, shared_facts
+from sinkscope.engine.manifest import describe, refuse_unread, shared_facts, with_warnings
 from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
@@ -107,7 +107,8 @@ def scan(
         tokenizer: for a model object; a name brings its own. adapter: a PEFT adapter's folder, for a named model.
         device_map: `auto`, or accelerate's map of module paths to devices: the model is spread over them.
         epsilon: the sink threshold. dormant_rule: "NAME<x" on a head column. smoothing: True adds measure="smoothing".
-        measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all".
+        measure: what to measure on request (`Run.measured`): names of `sinkscope scan --help`, or "all": all that the
+            model and its inputs allow; a warning names the others.
         spectra: how many first sequences of each domain matrix_entropy, and what needs spectra in smoothing.csv, is
             measured on; None = as many as are cheap.
         lengths: the prefixes of length_curve.csv and cosine_curve.csv; None = 64, 128, 256, ... T comes last always.
@@ -187,7 +188,7 @@ def scan_request(
         if shards is not None and not isinstance(model, str):
             processes.run(checkpoint.identify)
             processes.require_same(checkpoint.facts.get("tensors_sha256"))
-        manifest = describe(loop, request, check)
+        manifest = with_warnings(describe(loop, request, check), loop.left_out)
         if shards is not None:
             run_or_shards = processes.on_main(partial(finished_or_shards, shards, manifest, checkpoint, resume))
             if isinstance(run_or_shards, Run):

@@ -17,7 +17,7 @@ of length_curve.csv, unless it is declared internal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -174,6 +174,12 @@ class QuantitySet:
         """Returns this set with the quantities of measurements after its own."""
         return replace(self, quantities=(*self.quantities, *quantities))
 
+    def asked(self, measures: Collection[str]) -> QuantitySet:
+        """Returns this set without the metrics of measurements that are not in `measures`."""
+        metrics = self.metrics.asked(measures)
+        tables = {each.name: each for each in _always(metrics)}
+        return replace(self, metrics=metrics, quantities=tuple(tables.get(each.name, each) for each in self.quantities))
+
     def axes(self) -> dict[str, list[str]]:
         """The axes of each quantity, by name; a `metric` or `field` axis is followed by the names of its columns.
 
@@ -190,11 +196,15 @@ class QuantitySet:
 def quantity_set(metrics: MetricSet | None = None, lengths: tuple[int, ...] | None = None) -> QuantitySet:
     """A snapshot of the quantities declared now. `metrics` are those of the scan; None takes sinkscope's own."""
     metrics = registered().asked(()) if metrics is None else metrics
-    heads = table_by_head("heads", metrics)
-    layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
     long = [each for each in QUANTITIES.values() if each.long]
     beyond = (Quantity(stretches.name(each), STRETCHED, partial(stretches.of_quantity, each)) for each in long)
-    return QuantitySet(metrics, (heads, layers, *QUANTITIES.values(), *beyond), lengths)
+    return QuantitySet(metrics, (*_always(metrics), *QUANTITIES.values(), *beyond), lengths)
+
+
+def _always(metrics: MetricSet) -> tuple[Quantity, Quantity]:
+    """The quantities that hold the metrics of every scan's tables, heads and layers."""
+    layers = Quantity("layers", ("sequence", "metric"), partial(_layer_columns, metrics.tables["layers"]))
+    return table_by_head("heads", metrics), layers
 
 
 def table_by_head(table: str, metrics: MetricSet) -> Quantity:

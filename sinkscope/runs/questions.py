@@ -173,7 +173,7 @@ def tables_of_questions() -> dict[str, TableSchema]:
 
 
 def questions_asked(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The questions asked, in their order, each once; `all` stands for every one.
+    """The questions asked, in their order, each once; `all` stands for every one (see `asked_by_all`).
 
     Raises SinkscopeError for a name that is no question.
     """
@@ -186,6 +186,12 @@ def questions_asked(names: str | Sequence[str]) -> tuple[str, ...]:
             f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}{did_you_mean(unknown[0], listed)}"
         )
     return tuple(name for name in known if name in given or ALL in given)
+
+
+def asked_by_all(names: str | Sequence[str]) -> frozenset[str]:
+    """The questions that `all` alone asks: none where it is not among `names`, and none that is named there, too."""
+    given = {names} if isinstance(names, str) else {*names}
+    return frozenset(QUESTIONS) - given if ALL in given else frozenset()
 
 
 def declared_options() -> dict[str, tuple[Question, Option]]:

@@ -10,7 +10,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.openings import BOS_MODES, check_opening, openings
-from sinkscope.runs.questions import QUESTIONS, declared_options, questions_asked
+from sinkscope.runs.questions import QUESTIONS, asked_by_all, declared_options, questions_asked
 from sinkscope.runs.schema.base import Record
 
 Role = Literal["text", "columns", "rounding"]
@@ -102,6 +102,7 @@ class Request(Record):
     self_check: bool = True
     """Whether one sequence is compared with a reference before the scan."""
     _handed: Any = PrivateAttr(None)
+    _optional: frozenset[str] = PrivateAttr(frozenset())
 
     @model_validator(mode="before")
     @classmethod
@@ -167,21 +168,30 @@ class Request(Record):
         """The object passed from Python instead of a SPEC; None where there is none."""
         return self._handed
 
+    @property
+    def optional(self) -> frozenset[str]:
+        """The measurements that `all` alone asks: a scan leaves out those that its model or its inputs do not allow.
+        They are not saved, since a saved request names what was measured."""
+        return self._optional
+
 
 def make_request(**settings: Any) -> Request:
     """Makes a Request. Raises SinkscopeError, one line, where a setting is wrong.
 
     A setting that asks a question too, such as `first`, adds it to the measurements.
     """
+    measures = settings.get("measures", ())
     also = [question.name for question in QUESTIONS.values() if any(settings.get(name) for name in question.asked_by)]
     if also:
-        settings["measures"] = (*questions_asked(settings.get("measures", ())), *also)
+        settings["measures"] = (*questions_asked(measures), *also)
     try:
-        return Request(**settings)
+        made = Request(**settings)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "the request"
         raise SinkscopeError(f"{name}: {first['msg']}") from None
+    made._optional = asked_by_all(measures) - {*also}
+    return made
 
 
 def _role(field: Any) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from conftest import Refused, Scan
 from families import tiny_model
 from models import random_ids, tiny
 from tiers import slow_but
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 from typer.testing import CliRunner
 from watched import hooks
 
 import sinkscope
 from sinkscope.cli import app
-from sinkscope.engine import prepared as preparing
+from sinkscope.engine import measurement as measuring
 from sinkscope.engine.collector import Part, Parts
-from sinkscope.engine.measurement import Findings, Measurement, measurements, refuse_spread
+from sinkscope.engine.measurement import Findings, Measurement, begun, left_out_words, measurements, refuse_spread
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch
 from sinkscope.metrics import registered
@@ -86,7 +87,7 @@ def no(view: Any) -> torch.Tensor:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "measurements", lambda names: [Echo])
+    monkeypatch.setattr(measuring, "measurements", lambda names: [Echo])
 
 
 @pytest.mark.usefixtures("echo")
@@ -115,7 +116,7 @@ class Count(Measurement):
 
 
 def test_a_measurement_may_read_the_tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "measurements", lambda names: [Count])
+    monkeypatch.setattr(measuring, "measurements", lambda names: [Count])
     run = sinkscope.scan(tiny("llama"), data=random_ids(2, 20), self_check=False)
     assert run.measured["count"]["size"].tolist() == [4, 4, 4]
     assert run.summary.streams["text"].measured == {"count": {"heads": 12}}
@@ -187,6 +188,50 @@ def test_the_older_spelling_means_the_same(tiny_folder: Path, scan_cli: Scan) ->
     assert "--smoothing" not in text
     assert re.search(r"--measure +NAME", text)
     assert all(name in text for name in QUESTIONS)
+
+
+def test_what_pictures_do_not_allow_is_left_out_where_all_is_asked(tmp_path: Path) -> None:
+    """A resumed scan finds the same run; a question that is named is refused as ever."""
+    read: dict[str, Any] = {"data": {"pixel_values": torch.randn(2, 3, 32, 32)}, "self_check": False}
+    model = tiny_model(AutoModel, "vit")
+    run = sinkscope.scan(model, measure="all", shards=tmp_path / "run", **read)
+    named = tuple(name for name in QUESTIONS if name not in ("smoothing", "spikes"))
+    assert run.manifest.request.measures == named
+    assert {*run.measured} == {table.name for name in named for table in QUESTIONS[name].tables}
+    why = "the parts of a layer are found in a pass over token ids, but ViTModel reads pixel_values"
+    told = [warning for warning in run.summary.warnings if "--measure all" in warning]
+    assert told == [f"--measure all leaves out smoothing, spikes: {why}"]
+    run.save(tmp_path / "run")
+    again = sinkscope.scan(model, measure="all", shards=tmp_path / "run", resume=True, **read)
+    assert again.manifest.created == run.manifest.created
+    with pytest.raises(SinkscopeError, match=f"^--measure smoothing: {why}$"):
+        sinkscope.scan(model, measure=["all", "smoothing"], **read)
+
+
+def test_only_what_all_alone_asks_is_optional() -> None:
+    assert make_request(model="m", measures="all").optional == {*QUESTIONS}
+    assert make_request(model="m", measures=["all", "switch"]).optional == {*QUESTIONS} - {"switch"}
+    asked = make_request(model="m", measures=["all"], data=["prose"], first=["bos", "none"])
+    assert asked.optional == {*QUESTIONS} - {"first"}
+    assert asked.model_copy(update={"measures": ("first",)}).optional == asked.optional
+    assert make_request(model="m", measures=["switch"]).optional == frozenset()
+    assert (
+        asked.as_dict()
+        == make_request(model="m", measures=[*QUESTIONS], data=["prose"], first=["bos", "none"]).as_dict()
+    )
+
+
+def test_what_spread_heads_do_not_allow_is_left_out_where_all_is_asked() -> None:
+    subject: Any = SimpleNamespace(request=make_request(model="m", measures=["all", "streaming"]))
+    found, told = begun(["smoothing", "streaming"], subject, tensor=True)
+    assert [measurement.name for measurement in found] == ["streaming"]
+    assert told == {"smoothing": "finding W_V takes the whole of it, and no process holds it all"}
+    assert left_out_words({"a": "why", "b": "other", "c": "why"}) == [
+        "--measure all leaves out a, c: why", "--measure all leaves out b: other"
+    ]  # fmt: skip
+    subject.request = make_request(model="m", measures=["all", "smoothing"])
+    with pytest.raises(SinkscopeError, match=r"^--tp with --measure smoothing: finding W_V"):
+        begun(["smoothing"], subject, tensor=True)
 
 
 def test_an_unknown_measurement_is_refused_before_anything_is_loaded(refused: Refused, tiny_folder: Path) -> None:
