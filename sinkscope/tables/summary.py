@@ -348,10 +348,10 @@ def _jumps(stream: Stream) -> FirstTokenNorm:
     with np.errstate(all="ignore"):
         change = _profile(stream, "norm_first_output") / _profile(stream, "norm_first")
     ratio = _profile(stream, "norm_ratio")
-    result = FirstTokenNorm(spike_layer=None, fall_layer=None, max_ratio=None)
-    if np.isnan(change).all():
+    largest = None if np.isnan(ratio).all() else float(np.nanmax(ratio))
+    result = FirstTokenNorm(spike_layer=None, fall_layer=None, max_ratio=largest)
+    if np.isnan(change).all():  # also where the first token is 0, as BOS is where it pads too
         return result
-    result.max_ratio = float(np.nanmax(ratio))
     up = int(np.nanargmax(change))
     if change[up] >= JUMP:
         result.spike_layer = stream.measured[up][0].layer

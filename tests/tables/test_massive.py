@@ -44,6 +44,17 @@ def test_the_block_that_brings_the_first_token_back_is_named() -> None:
     assert norm.max_ratio is not None
 
 
+def test_a_first_token_of_zeros_has_a_norm_ratio() -> None:
+    """BOS is 0 where it is the token that pads, too."""
+    model = tiny("llama", pad_token_id=1)
+    ids = random_ids(2, 20)
+    ids[:, 0] = 1
+    run = scan(model, data=ids, self_check=False)
+    assert run.layers["norm_ratio"].eq(0).all()
+    norm = run.summary.streams["text"].first_token_norm
+    assert (norm.spike_layer, norm.fall_layer, norm.max_ratio) == (None, None, 0)
+
+
 def test_massive_activations_in_words() -> None:
     def channel(number: int) -> MassiveChannel:
         return MassiveChannel(channel=number, layers=[1], tokens_per_sequence=1.0, positions=[])
