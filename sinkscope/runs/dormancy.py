@@ -123,8 +123,8 @@ def dormant_in_some(heads: pd.DataFrame) -> list[MixedHead]:
     mixed = []
     for (stream, layer, head), rows in heads.groupby(["stream", "layer", "head"], sort=False):
         dormant = rows.loc[rows["dormant"].fillna(False).astype(bool), "domain"].tolist()
-        if 0 < len(dormant) < len(rows):
-            active = [name for name in rows["domain"] if name not in dormant]
+        active = rows.loc[~rows["dormant"].fillna(True).astype(bool), "domain"].tolist()
+        if dormant and active:
             place = {"stream": stream, "layer": int(layer), "head": int(head)}
             mixed.append(MixedHead(**place, dormant_in=dormant, active_in=active))
     return mixed

@@ -325,15 +325,17 @@ def _mean_alpha(stream: Stream, site: Site, keys: int) -> np.ndarray:
 
 
 def _dormant(heads: pd.DataFrame, request: Request) -> DormantHeads:
-    chosen = heads[heads["dormant"].fillna(False).astype(bool)]
     domains = heads["domain"].nunique() if "domain" in heads else 1
-    counts = chosen.groupby(["layer", "head"], sort=False).size()
-    named = sorted((int(layer), int(head)) for (layer, head), count in counts.items() if count == domains)
-    some = len(counts) - len(named)
-    unknown = heads.loc[heads["dormant"].isna(), ["layer", "head"]].drop_duplicates()
+    verdicts = heads["dormant"].astype("boolean")
+    known = heads[["layer", "head"]].assign(dormant=verdicts.fillna(False), active=~verdicts.fillna(True))
+    counts = known.groupby(["layer", "head"]).sum()
+    every, some = counts["dormant"] == domains, (counts["dormant"] > 0) & (counts["active"] > 0)
+    unknown = (counts.sum(axis=1) < domains) & ~some
+    named = [(int(layer), int(head)) for layer, head in counts.index[every]]
     return DormantHeads(
-        rule=request.dormant_rule, count=len(named), heads=named, in_some_domains=some, unknown=len(unknown)
-    )
+        rule=request.dormant_rule, count=len(named), heads=named, in_some_domains=int(some.sum()),
+        unknown=int(unknown.sum()),
+    )  # fmt: skip
 
 
 def _profile(stream: Stream, metric: str) -> np.ndarray:

@@ -18,10 +18,13 @@ from scipy.stats import false_discovery_control, ttest_ind, ttest_rel
 import sinkscope
 from sinkscope.inputs.documents import SYNTHETIC
 from sinkscope.present.terminal.run import render_run
-from sinkscope.runs.dormancy import SCORES, agreement, most_dormant, overlap
+from sinkscope.runs.dormancy import SCORES, agreement, dormant_in_some, most_dormant, overlap
 from sinkscope.runs.papers import published_for
+from sinkscope.runs.request import make_request
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.summary import HeadContrast
+from sinkscope.runs.words import dormant_words
+from sinkscope.tables.summary import _dormant
 
 GROUPED = ("ftvvn", "avvn")
 
@@ -195,6 +198,18 @@ def test_a_head_dormant_in_one_domain_is_named_with_it(domains: Run, tiny_folder
     other = "code" if row["domain"] == "prose" else "prose"
     assert f"{row['domain']}: {row['layer']}.{row['head']}" in lines
     assert f"{other}: none" in lines
+
+
+def test_a_head_that_is_not_known_in_a_dataset_counts_once() -> None:
+    """Verdicts in two datasets: head 3 is dormant where it is known, head 4 active; head 5 was read in one alone."""
+    verdicts = {0: [True, True], 1: [True, False], 2: [False, False], 3: [True, None], 4: [None, False], 5: [True]}
+    rows = [("text", 0, head, name, value) for head, own in verdicts.items() for name, value in zip("ab", own)]  # noqa: B905
+    heads = pd.DataFrame(rows, columns=["stream", "layer", "head", "domain", "dormant"]).astype({"dormant": "boolean"})
+    found = _dormant(heads, make_request(model="m"))
+    assert (found.heads, found.count, found.in_some_domains, found.unknown) == ([(0, 0)], 1, 1, 3)
+    assert dormant_words(found, 6) == "1 of 3 heads in every dataset, 1 in some datasets only, unknown in 3 more"
+    [mixed] = dormant_in_some(heads)
+    assert (mixed.head, mixed.dormant_in, mixed.active_in) == (1, ["a"], ["b"])
 
 
 def of_many_domains(run: Run, count: int) -> Run:

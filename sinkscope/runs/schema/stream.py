@@ -53,9 +53,9 @@ class DormantHeads(Record):
     heads: list[Head]
     """[layer, head] of each dormant head."""
     in_some_domains: int = 0
-    """Number of heads that are dormant in some of the datasets, but not in every one."""
+    """Number of heads that are dormant in some datasets and not in others."""
     unknown: int = 0
-    """Number of heads in which the rule's column is missing, in one dataset or more."""
+    """Number of other heads in which the rule's column is missing, in one dataset or more."""
 
 
 class DormancyScores(Record):
