@@ -181,6 +181,16 @@ class Domain:
         return same_documents(self.corpus, other.corpus, count)
 
 
+def as_one(domains: list[Domain], names: Collection[str]) -> Domain:
+    """The sequences of all domains in one, with the arrays of these names; each has an axis of sequences first."""
+    sites = {}
+    for site in dict.fromkeys(name for domain in domains for name in domain.sites):
+        parts = [domain.sites[site] for domain in domains if site in domain.sites]
+        arrays = {name: np.concatenate([values.arrays[name] for values in parts]) for name in names}
+        sites[site] = replace(parts[0], arrays=arrays, count=sum(values.count for values in parts))
+    return Domain(domains[0].corpus, sites)
+
+
 @dataclass(frozen=True)
 class Stream:
     """The attention sites of one stream that some of the domains measured.

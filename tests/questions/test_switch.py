@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import make_model
 from exact import assert_close, table
 from families import tiny_model
 from models import random_ids, tiny
@@ -411,6 +413,29 @@ def test_too_few_sequences_are_told() -> None:
     assert _of_tokens([], False, [rare]).startswith("Too little text to tell")
     always_on = TokenTests(True, 0, 0, 4)
     assert _of_tokens([], False, [always_on]).startswith("No token switches a head on")
+
+
+@pytest.mark.slow
+def test_the_answer_over_several_datasets_is_that_over_all_their_sequences(tmp_path: Path, tokenizer: Any) -> None:
+    """The means of datasets of 1 and 4 sequences are no mean over the 5."""
+    data = [str(tmp_path / f"{count}.jsonl") + "#input_ids" for count in (1, 4)]
+    for spec, count in zip(data, (1, 4), strict=True):
+        rows = [json.dumps({"input_ids": ids}) for ids in random_ids(count, 30, seed=count).tolist()]
+        Path(spec.removesuffix("#input_ids")).write_text("\n".join(rows), "utf-8")
+    asked: dict[str, Any] = {"data": data, "seq_len": 30, "measure": "switch", "self_check": False}
+    run = sinkscope.scan(make_model(), tokenizer=tokenizer, **asked)
+    found = run.summary.streams["text"].measured["switch"]
+    rows = run.sequences
+    of_layers = rows[rows["head"].isna()].groupby("layer")[["compensation", "compensation_unrelated"]].mean()
+    for name, value in of_layers.mean().items():
+        assert found[name] == pytest.approx(value, rel=1e-9)
+    assert (found["layers"], found["heads"]) == (len(of_layers), len(run.heads) // 2)
+    of_heads = rows[rows["head"].notna()].groupby(["layer", "head"])[["sink_rows", "communication"]].mean()
+    assert found["with_sink_rows"] == (of_heads["sink_rows"] >= 0.05).sum()
+    assert found["silent"] == (of_heads["communication"] < 0.05).sum()
+    [_, many] = run.summary.domains.values()
+    own = run.layers[run.layers["domain"] == data[1]]["compensation"].mean()
+    assert many.streams["text"].measured["switch"]["compensation"] == pytest.approx(own, rel=1e-9)
 
 
 def test_a_run_without_such_tokens_is_saved_and_read(tmp_path: Any) -> None:

@@ -26,6 +26,7 @@ from sinkscope.questions.switch.tables import (
     switch_table,
     token_table,
     token_tests,
+    whole_tables,
 )
 from sinkscope.questions.switch.words import summarise
 from sinkscope.runs.schema.stream import StreamSummary
@@ -52,6 +53,7 @@ class Switch(Measurement):
         streams = {site.stream for site in subject.plan.sites}
         self._reading = {"text", "encoder"} if len(streams) > 1 else streams
         self._tests: dict[tuple[str, str], TokenTests] = {}
+        self._whole: tuple[pd.DataFrame, pd.DataFrame] | None = None
         self._counted: tuple[LayerView, Counted | None] | None = None
 
     def quantities(self) -> tuple[Quantity, ...]:
@@ -74,6 +76,7 @@ class Switch(Measurement):
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         domains, sites = findings.domains, findings.sites
         self._tests = token_tests(domains, sites)
+        self._whole = whole_tables(domains, sites)
         return {
             TABLE: switch_table(domains, sites),
             "switch_tokens": token_table(domains, sites, findings.reading.tokenizer),
@@ -81,13 +84,15 @@ class Switch(Measurement):
         }
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
-        heads = tables[TABLE]
+        heads, layers = tables[TABLE], tables["layers"]
         names = set(heads["domain"]) if "domain" in heads else {name for name, _ in self._tests}
+        if len(names) > 1 and self._whole is not None:
+            heads, layers = self._whole
         tests = {
             stream: [test for (name, tested), test in self._tests.items() if tested == stream and name in names]
             for stream in self._reading
         }
-        summarise(streams, heads, tables["switch_tokens"], tables["layers"], tests)
+        summarise(streams, heads, tables["switch_tokens"], layers, tests)
 
     def _tokens(self, view: LayerView) -> Counted:
         """Counts a view's tokens once for both quantities. Raises Missing where its queries are not the batch's."""

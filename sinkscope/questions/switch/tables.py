@@ -12,10 +12,10 @@ from scipy.special import erfc
 from sinkscope.capture import Site
 from sinkscope.inputs.rules import token_text
 from sinkscope.questions.switch.columns import ESTIMATOR, ROWS
-from sinkscope.runs.statistics import false_discovery
+from sinkscope.runs.statistics import false_discovery, mean
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.frames import domain_key, measured_table, site_keys, sites_of
-from sinkscope.tables.values import Domain, SiteValues
+from sinkscope.tables.values import Domain, SiteValues, as_one
 
 COUNTS, OPENED = "switch_counts", "switch_opened"
 FEWEST = 10
@@ -148,6 +148,17 @@ def cos_input_sem(run: AlignmentRun) -> np.ndarray:
 def switch_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:
     """switch.csv: one row per (stream, layer, head), for each dataset where there are several."""
     return measured_table("switch", domains, sites, lambda domain, site, means: SwitchRun(means))
+
+
+def whole_tables(domains: list[Domain], sites: list[Site]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """switch.csv, and the compensation of each layer, over the sequences of all datasets together."""
+    whole = as_one(domains, ("switch", "layers"))
+    layers = [
+        {"stream": site.stream, "module": site.name, "heads": site.heads}
+        | {name: float(mean(values.layer(name))) for name in ("compensation", "compensation_unrelated")}
+        for _, site, values in sites_of([whole], sites)
+    ]
+    return switch_table([whole], sites), pd.DataFrame(layers)
 
 
 def alignment_table(domains: list[Domain], sites: list[Site]) -> pd.DataFrame:

@@ -23,13 +23,14 @@ def summarise(
 ) -> None:  # fmt: skip
     """Adds what the tables say to each stream's summary, as numbers and as sentences.
 
-    `tests`: for each stream whose queries are the tokens that were counted, what the tests of each domain could find.
-    Of other streams nothing is said of tokens, nor of a stream in which no head is known to be on or off.
+    `heads`, `layers`: a row for each head and layer, over all sequences that the summary is of. `tests`: for each
+    stream whose queries are the tokens that were counted, what the tests of each domain could find. Of other streams
+    nothing is said of tokens, nor of a stream in which no head is known to be on or off.
     """
     for name, stream in streams.items():
         rows = heads[heads["stream"] == name]
         numbers = {
-            **_of_heads(rows.groupby(["module", "head"], sort=False).mean(numeric_only=True)),
+            **_of_heads(rows),
             **_of_layers(layers[layers["stream"] == name]),
             "tokens": _opening(tokens[tokens["stream"] == name]),
         }
@@ -52,7 +53,7 @@ def _of_heads(heads: pd.DataFrame) -> dict[str, Any]:
 
 def _of_layers(layers: pd.DataFrame) -> dict[str, Any]:
     there = layers[layers["compensation"].notna()]
-    below = there[there["heads"] > 1].groupby("module")[["compensation", "compensation_unrelated"]].mean()
+    below = there[there["heads"] > 1]
     return {
         "layers": len(below),
         "cancelling": int((below["compensation"] < CANCELLING * below["compensation_unrelated"]).sum()),
