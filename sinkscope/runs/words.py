@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from sinkscope.runs.defaults import STATE_COSINE, STATE_NORM
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.stream import DormantHeads, MassiveActivations, SinksBeyondFirst, SinkToken, StreamSummary
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FIRST_MASS = "bos_mass"
 """The column of attention on the first token."""
@@ -34,6 +38,21 @@ def of_heads(some: int, heads: int, verb: str) -> str:
     """`1 of 72 heads gives`, `2 of 72 heads give`. `verb`: in the plural; it agrees with the heads that are counted."""
     one = "has" if verb == "have" else f"{verb}s"
     return f"{some} of {heads} head{'s' * (heads != 1)} {one if some == 1 else verb}"
+
+
+def several_datasets(rows: pd.DataFrame) -> bool:
+    """Whether rows of a table are of more than one dataset."""
+    return "domain" in rows and bool(rows["domain"].nunique() > 1)
+
+
+def dataset_of(row: pd.Series, rows: pd.DataFrame) -> dict[str, str]:
+    """The dataset of a row that was chosen from rows of several, for the summary; nothing where there is one only."""
+    return {"domain": str(row["domain"])} if several_datasets(rows) else {}
+
+
+def on_dataset(named: dict[str, str]) -> str:
+    """` on NAME` of what `dataset_of` returns, for a sentence."""
+    return f" on {named['domain']}" if named else ""
 
 
 def in_words(summary: StreamSummary, scores: list[str], normalised: bool, request: Request) -> list[str]:

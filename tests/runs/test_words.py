@@ -10,6 +10,7 @@ from small_run import make_run
 
 from sinkscope.questions.modules.tables import add_modules
 from sinkscope.questions.smoothing.tables import _words as smoothing_words
+from sinkscope.questions.spikes.tables import add_spikes
 from sinkscope.runs.schema.stream import DormantHeads
 from sinkscope.runs.words import _sink_words, dormant_words, of_heads
 
@@ -49,3 +50,30 @@ def test_a_module_that_loses_nothing_is_not_said_to_lose_most(tensor: float, tok
     }
     add_modules(summary.streams, pd.DataFrame([row | {"amax_token": "<bos>", "amax_position": 0}]))
     assert text in summary.streams["text"].in_words[-1]
+
+
+def test_a_number_of_one_dataset_names_it_where_there_are_several() -> None:
+    """What stands out most, in whichever dataset, is no number over all of them."""
+    streams = make_run().summary.streams
+    module: dict[str, Any] = {"stream": "text", "module": "down_proj", "amax_token": "<bos>", "amax_position": 0}
+    module |= {"underflow_token": 0.0}
+    loses = [module | {"domain": name, "underflow_tensor": share} for name, share in (("a", 0.1), ("b", 0.2))]
+    add_modules(streams, pd.DataFrame(loses))
+    assert streams["text"].in_words[-1].startswith("Modules on b: with per-tensor quantisation to 8 bits, down_proj")
+    assert streams["text"].measured["modules"]["domain"] == "b"
+    part: dict[str, Any] = {
+        "stream": "text", "part": "mlp", "channel": 3, "position": 0, "neuron": None, "neuron_share": None,
+        "super_weight": False,
+    }  # fmt: skip
+    writes = [("a", 0, 0.4, "up"), ("a", 1, -0.9, "down"), ("b", 0, 0.8, "up"), ("b", 1, 0.2, "up")]
+    rows = [part | dict(zip(("domain", "layer", "share", "step"), values, strict=True)) for values in writes]
+    add_spikes(streams, pd.DataFrame(rows), set())
+    assert streams["text"].in_words[-1] == (
+        "Spikes on b: the mlp of layer 0 writes 80 % of the rise of channel 3 at position 0."
+    )
+    add_spikes(streams, pd.DataFrame(rows[:2]), set())
+    assert streams["text"].in_words[-1] == (
+        "Spikes: the mlp of layer 0 writes 40 % of the rise of channel 3 at position 0; the mlp of layer 1 takes 90 % "
+        "away."
+    )
+    assert "domain" not in streams["text"].measured["spikes"]

@@ -14,6 +14,7 @@ from sinkscope.metrics import Metric
 from sinkscope.questions.modules.columns import INPUT_COLUMNS
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean, most_frequent, sem
+from sinkscope.runs.words import dataset_of, on_dataset
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.values import Domain
 
@@ -112,13 +113,14 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
             stream.in_words.append("Modules: no linear module reads this stream's tokens one by one.")
             continue
         worst = rows.loc[rows["underflow_tensor"].idxmax()]
-        stream.measured[TABLE] = {
+        named = dataset_of(worst, rows)
+        stream.measured[TABLE] = named | {
             "modules": int(rows["module"].nunique()), "worst": str(worst["module"]),
             "underflow_tensor": float(worst["underflow_tensor"]), "underflow_token": float(worst["underflow_token"]),
         }  # fmt: skip
         token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
         stream.in_words.append(
-            f"Modules: with per-tensor quantisation to 8 bits, {worst['module']} loses most: "
+            f"Modules{on_dataset(named)}: with per-tensor quantisation to 8 bits, {worst['module']} loses most: "
             f"{_percent(worst['underflow_tensor'])} of its input rounds to 0, with per-token quantisation "
             f"{_percent(worst['underflow_token'])}; its largest entry is at position {worst['amax_position']}{token}."
             if worst["underflow_tensor"] > 0

@@ -17,6 +17,7 @@ import pandas as pd
 from sinkscope.capture import Site
 from sinkscope.runs.schema.stream import StreamSummary
 from sinkscope.runs.statistics import mean, most_frequent, sem
+from sinkscope.runs.words import dataset_of, on_dataset
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 from sinkscope.tables.values import Domain
 
@@ -238,17 +239,20 @@ def add_spikes(streams: dict[str, StreamSummary], table: pd.DataFrame, blind: se
             stream.in_words.append(f"Spikes: the massive values of channel {channel} come with the embedding.")
             continue
         top = rows.loc[rows["share"].idxmax()]
-        stream.measured["spikes"] = {
+        named = dataset_of(top, rows)
+        stream.measured["spikes"] = named | {
             "channel": int(top["channel"]), "layer": int(top["layer"]), "part": str(top["part"]),
             "share": float(top["share"]), "neuron": None if pd.isna(top["neuron"]) else int(top["neuron"]),
         }  # fmt: skip
-        stream.in_words.append(_words(top, rows))
+        own = rows[rows["domain"] == top["domain"]] if named else rows
+        stream.in_words.append(_words(top, own, on_dataset(named)))
 
 
-def _words(top: pd.Series, rows: pd.DataFrame) -> str:
+def _words(top: pd.Series, rows: pd.DataFrame, on: str) -> str:
+    """`rows`: those of the same channel and dataset. `on`: the dataset, where there are several."""
     text = (
-        f"Spikes: the {top['part']} of layer {top['layer']} writes {100 * top['share']:.0f} % of the rise of channel "
-        f"{top['channel']} at position {top['position']}"
+        f"Spikes{on}: the {top['part']} of layer {top['layer']} writes {100 * top['share']:.0f} % of the rise of "
+        f"channel {top['channel']} at position {top['position']}"
     )
     if not pd.isna(top["neuron"]):
         held = f"neuron {top['neuron']} contributes {100 * abs(top['neuron_share']):.0f} %"

@@ -6,7 +6,7 @@ import pandas as pd
 
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.stream import StreamSummary
-from sinkscope.runs.words import of_heads
+from sinkscope.runs.words import of_heads, several_datasets
 
 IDLE = 0.01
 """A head whose distant keys write a smaller share of its energy counts as one that may forget them."""
@@ -33,7 +33,7 @@ def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, reques
         if measured:
             text = (
                 f"{of_heads(idle, measured, 'write')} less than 1 % of {'its' if idle == 1 else 'their'} energy from "
-                f"keys other than {kept}."
+                f"keys other than {kept}{', in every dataset' if several_datasets(rows) else ''}."
             )
         elif stream.causal and stream.tokens_per_sequence <= request.options["window"] + request.options["sinks"]:
             text = f"no sequence is longer than {kept}: give a smaller --window or a larger --seq-len."
