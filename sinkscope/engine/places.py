@@ -21,7 +21,10 @@ LEADING = {
     "cls_token": "class", "class_embedding": "class", "class_token": "class", "cls_emb": "class",
     "distillation_token": "distillation", "register_tokens": "register",
 }  # fmt: skip
-"""Regions that stand before the patches in vision transformers, in this order, by the last name of their parameter."""
+"""Regions that stand before patches and frames, in this order, by the last name of their parameter."""
+
+TRAILING = {"detection_tokens": "detection"}
+"""Regions that stand behind them."""
 
 UNKNOWN = "unknown"
 """The region of a token in a conversation of which the template does not tell whose it is."""
@@ -48,8 +51,9 @@ def _places(loop: Loop, domain: Domain, data: TokenData, stream: str, keys: int)
     if tokens is not None and tokens.regions.shape[1] == keys:
         return tokens
     unit = {"vision": "patch", "audio": "frame"}.get(stream, _unit(loop.forward.signal))
-    leading = _leading(loop.checkpoint.model, keys) if unit == "patch" else {}
-    row = np.array([leading.get(place, unit) for place in range(keys)])
+    signal = loop.forward.signal  # of a model that reads text too, only the pictures are known to have such positions
+    added = _added(loop.checkpoint.model, keys) if unit == "patch" or (unit == "frame" and signal) else {}
+    row = np.array([added.get(place, unit) for place in range(keys)])
     return Places(np.broadcast_to(row, (len(domain.ids), keys)))
 
 
@@ -81,18 +85,23 @@ def _unit(signal: str | None) -> str:
     return "patch" if signal == PIXELS else "frame"
 
 
-def _leading(model: nn.Module, positions: int) -> dict[int, str]:
-    """The regions of the positions of a vision transformer that are no patches."""
+def _added(model: nn.Module, positions: int) -> dict[int, str]:
+    """The regions of the positions of a transformer over pictures or sound that are no patches and no frames."""
     counts: dict[str, int] = {}
     appended = False
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        region = LEADING.get(leaf)
+        region = (LEADING | TRAILING).get(leaf)
         if region is None or region in counts or parameter.dim() == 0:
             continue
         appended |= type(model.get_submodule(owner)).__name__ in APPENDED
         counts[region] = parameter.shape[-2] if parameter.dim() > 1 else 1
-    names = [region for region in dict.fromkeys(LEADING.values()) for _ in range(counts.get(region, 0))]
-    if len(names) >= positions:
+    before, behind = (
+        [region for region in dict.fromkeys(table.values()) for _ in range(counts.get(region, 0))]
+        for table in (LEADING, TRAILING)
+    )
+    if appended:
+        before, behind = [], before + behind
+    if len(before) + len(behind) >= positions:
         return {}
-    return dict(enumerate(names, positions - len(names) if appended else 0))
+    return dict(enumerate(before)) | dict(enumerate(behind, positions - len(behind)))

@@ -61,6 +61,27 @@ def test_patches_and_what_stands_before_them(family: str, leading: list[str]) ->
     assert rows.loc[("patch", False), "occurrences"] == 2 * (16 - (not leading))
 
 
+@pytest.mark.slow
+def test_detection_tokens_stand_behind_the_patches() -> None:
+    """YOLOS: a class token, 16 patches, and 100 detection tokens. They were called patches."""
+    model = tiny_model(AutoModel, "yolos")
+    found = regions(scan(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, 0.008), "vision")
+    last = 16 + model.config.num_detection_tokens
+    assert found.keys() >= {0, 16, 17, last}
+    for place, region in found.items():
+        assert region == ("class" if place == 0 else "patch" if place <= 16 else "detection"), place
+
+
+@pytest.mark.slow
+def test_class_and_distillation_tokens_stand_before_the_frames() -> None:
+    family = "audio-spectrogram-transformer"
+    model = tiny_model(AutoModel, family)
+    found = regions(scan(model, speech_inputs(family, model.config), 0.008), "audio")
+    assert found.keys() >= {0, 1, 2}
+    for place, region in found.items():
+        assert region == {0: "class", 1: "distillation"}.get(place, "frame"), place
+
+
 def test_a_parameter_with_more_rows_than_there_are_positions_names_none() -> None:
     model = tiny_model(AutoModel, "siglip_vision_model")
     model.register_tokens = torch.nn.Parameter(torch.zeros(1, 99, 4))

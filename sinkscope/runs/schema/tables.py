@@ -25,8 +25,8 @@ REGION = key(
     "region", "string",
     "What kind of position it is. In texts: special (a special token of the tokenizer), text, or image (an image "
     "token). In conversations: the speaker (user, assistant, ...), markers, generated, or unknown (a token of which "
-    "the chat template does not tell whose it is). In pictures and sound: class, distillation, register, patch or "
-    "frame. position where none of these is known.",
+    "the chat template does not tell whose it is). In pictures and sound: class, distillation, register, detection, "
+    "patch or frame. position where none of these is known.",
 )  # fmt: skip
 KIND_OF_SINK = key("kind", "string", "Kind of the sink: attention, state or massive. `sinkscope metrics` defines each.")
 
