@@ -55,19 +55,21 @@ class Plan:
         return any(site.path == INLINE for site in self.sites)
 
 
-def plan(model: nn.Module, forward: Callable[[], Any], other: Callable[[], Any] | None = None) -> Plan:
+def plan(
+    model: nn.Module, forward: Callable[[], Any], other: Callable[[], Any] | None = None, advice: str = ""
+) -> Plan:
     """Runs `forward` on one sequence (8 to 16 tokens are enough) and records every attention call.
 
     Runs it a second time where a model computes attention in its own code; `other`, where given, on a sequence that has
     another token at every position. The weights may be shapes without numbers, within `Shapes`. Raises SinkscopeError
-    where no call can be read.
+    where no call can be read, or the model fails; the error ends with `advice` then.
     """
     failures: list[str] = []
     passed = Passed({}, {})
-    run = _dry_run(model, forward, failures, passed)
+    run = _dry_run(model, forward, failures, passed, advice)
     if any(record.path == INLINE for record in run.seen):
         # BigBird replaces its attention modules during its first forward pass, so the first record is out of date.
-        before, run = run, _dry_run(model, other or forward, failures, passed)
+        before, run = run, _dry_run(model, other or forward, failures, passed, advice)
         if (module := keeps_keys(run.keys, before.keys)) is not None:
             raise SinkscopeError(
                 f"attention module {module!r} attends to keys of earlier passes, in a cache of its own: each sequence "
@@ -98,7 +100,7 @@ class _DryRun:
     calls: Mapping[str, int]
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed) -> _DryRun:
+def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed, advice: str) -> _DryRun:
     names = {module: name for name, module in model.named_modules()}
     seen: list[Seen] = []
     keys: list[Keys] = []
@@ -136,7 +138,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
         windows_of_masks() as window_of,
         shadowed(model, dispatched, passed),
         watch.watched(model),
-        runnable(model),
+        runnable(model, advice=advice),
         hidden_states(model) as given,
     ):
         forward()
@@ -162,9 +164,9 @@ def _names(seen: list[Seen]) -> Iterator[str]:
 
 
 @contextmanager
-def runnable(model: nn.Module, given: str = "its main input alone") -> Iterator[None]:
-    """Turns a model's error into a one-line SinkscopeError that names what it was `given`; by default it needs more
-    than its main input."""
+def runnable(model: nn.Module, given: str = "its main input alone", advice: str = "") -> Iterator[None]:
+    """Turns a model's error into a one-line SinkscopeError that names what it was `given`, and ends with `advice`; by
+    default it needs more than its main input."""
     try:
         yield
     except (SinkscopeError, MemoryError):
@@ -172,7 +174,7 @@ def runnable(model: nn.Module, given: str = "its main input alone") -> Iterator[
     except Exception as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        raise SinkscopeError(f"{type(model).__name__} cannot be run on {given}: {all_lines(error)}") from error
+        raise SinkscopeError(f"{type(model).__name__} cannot be run on {given}: {all_lines(error)}{advice}") from error
 
 
 def _seen(module: str, call: AttentionCall, path: str, window: int | None) -> Seen:

@@ -35,11 +35,13 @@ def prepared(
     forward = kind.forward
     with blaming(type(kind)):
         short, extra = kind.probe()
+        advice = kind.signal_to_give(extra)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
         other = None if extra else _other_tokens(short)
         call_plan = plan(
-            checkpoint.model, partial(forward, short, **extra), None if other is None else partial(forward, other)
-        )
+            checkpoint.model, partial(forward, short, **extra), None if other is None else partial(forward, other),
+            advice,
+        )  # fmt: skip
     with blaming(type(kind)):
         reading = kind.read(call_plan.positions)
     check_lengths(request.lengths, reading.tokens)

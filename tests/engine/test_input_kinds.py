@@ -203,6 +203,13 @@ def test_given_ids_keep_the_fingerprint_of_what_was_cut(tiny_model: Any) -> None
     assert both[0].passages == both[1].passages[:2]
 
 
+@pytest.mark.slow
+def test_a_model_that_fails_on_text_alone_says_what_to_give_with_it() -> None:
+    advice = "it takes pixel_values, too: give --images FOLDER, or what its processor returns, in Python"
+    with pytest.raises(SinkscopeError, match=rf"^CLIPModel cannot be run on its main input alone: .*; {advice}$"):
+        sinkscope.scan(tiny_model(AutoModel, "clip"), data=torch.ones(2, 8, dtype=torch.long), self_check=False)
+
+
 def test_a_list_of_texts_is_read_as_texts(tiny_model: Any, tokenizer: Any) -> None:
     """The tokens are those of a file with the same texts: a document each, the short ones joined."""
     texts = ["the ferry bell rang twice before the rope was loose", "and the old man on the pier lifted his hat"] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import Corpus, TokenRules
 from sinkscope.inputs.batches import TokenData, batches
 from sinkscope.inputs.rules import first_token
+from sinkscope.inputs.signals import KINDS, PIXELS
 from sinkscope.runs.questions import questions_asked
 from sinkscope.runs.request import Request
 from sinkscope.tables.values import Domain, text_regions
@@ -59,6 +61,15 @@ class InputKind(ABC):
     def probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns one short input for the dry run, [1, ...], and the model's other inputs, by keyword."""
         return probe(self.checkpoint), {}
+
+    def signal_to_give(self, given: Collection[str]) -> str:
+        """What the error of a model that fails on the probe says of pictures or sound that it takes beside text, as
+        CLIP does; nothing where these are `given`."""
+        signal = next((name for name in KINDS if name in self.forward.takes - {*given}), None)
+        if signal is None or self.forward.signal is not None:
+            return ""
+        folder = f"{KINDS[signal].option} FOLDER, or " if signal == PIXELS else ""
+        return f"; it takes {signal}, too: give {folder}what its processor returns, in Python"
 
     def several_probes(self) -> Tensor:
         """Returns short inputs that differ, for the search for W_V. Raises SinkscopeError where the kind has none."""
