@@ -145,3 +145,7 @@ def _idle_cores() -> int:
 @cache
 def _single_threads(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "sinkscope-eigenvalues", initializer=lambda: torch.set_num_threads(1))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_single_threads.cache_clear)  # a fork has none of its parent's threads

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -108,6 +111,28 @@ def test_spectra_are_the_same_alone_and_together() -> None:
     for x, one in zip(inputs, waiting, strict=True):
         assert torch.equal(one.tensor().nan_to_num(-1.0), spectrum_entropy(x).nan_to_num(-1.0))
     assert waiting[1].tensor().isnan().tolist() == [True, False]
+
+
+FORK = """
+import os, signal, torch
+from sinkscope.metrics.spectra import spectrum_entropy
+
+torch.set_num_threads(1)
+x = torch.eye(4)[None]
+spectrum_entropy(x)  # starts the thread, which a fork does not have
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(int(not torch.allclose(spectrum_entropy(x).exp(), torch.tensor(4.0))))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_solves_spectra_in_threads_of_its_own() -> None:
+    """A watched program whose child ran the model waited for ever."""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=False).returncode == 0
 
 
 def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
