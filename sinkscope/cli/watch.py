@@ -65,7 +65,7 @@ def watch(
     check_program(program)
     leave_to_python()
     everywhere = Everywhere(every, limit)
-    code, process = 0, os.getpid()
+    code, process, home = 0, os.getpid(), Path.cwd()
     with as_python_does():
         try:
             with everywhere.watching():
@@ -77,7 +77,7 @@ def watch(
             sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if os.getpid() == process:  # a child that the program forked leaves the run to its parent
-        _write(everywhere, out, force, quiet)
+        _write(everywhere, home, out, force, quiet)
     raise typer.Exit(code)
 
 
@@ -103,8 +103,9 @@ def _starts(file: str) -> bool:
 _STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watching")
 
 
-def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
-    """Writes a run folder for each model that was measured, and says so on stderr."""
+def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bool) -> None:
+    """Writes a run folder for each model that was measured, and says so on stderr. `home`: the folder in which the
+    command began; the program may have gone to another one."""
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for watched in everywhere.watches for line in watched.left_out]
     named = [f"{number}-{slug(watched.name)}" for number, watched in enumerate(everywhere.measured, 1)]
@@ -113,7 +114,7 @@ def _write(everywhere: Everywhere, out: Path, force: bool, quiet: bool) -> None:
         try:
             run = watch.run()
             run.manifest.command = " ".join(["sinkscope", *sys.argv[1:]])
-            run.save(folder, force)
+            run.save(home / folder, force)
         except (SinkscopeError, OSError) as error:
             say(f"error: {in_one_line(error)}")
             continue

@@ -167,6 +167,8 @@ if "fork" in sys.argv:
     if child == 0:
         sys.exit(7)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if "chdir" in sys.argv:
+    os.chdir(os.sep)
 if "close" in sys.argv:
     sys.stdout.close()
 if "refused" in sys.argv:
@@ -175,7 +177,7 @@ if "refused" in sys.argv:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["fork", "close", "refused", "nothing"])
+@pytest.mark.parametrize("what", ["fork", "chdir", "close", "refused", "nothing"])
 def test_a_program_ends_as_it_would_alone_and_leaves_its_run(what: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(OTHER)
     environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
