@@ -89,11 +89,18 @@ def _words(summary: StreamSummary, request: Request) -> list[str]:
     words.append(f"Dormant by {dormant.rule}: {dormant_words(dormant, summary.heads)}{_rule_words(dormant.rule)}.")
     far = len(summary.windows.layers_out_of_reach)
     if far:
-        words.append(
-            f"{far} of {summary.layers} layers have a window shorter than T: their later queries cannot reach the "
-            "first token."
-        )
+        words.append(_window_words(far, summary.layers))
     return words
+
+
+def _window_words(far: int, layers: int) -> str:
+    """About the `far` of a stream's layers whose later queries do not see the first token. alpha_k leaves these queries
+    out, so that the first token may be a sink of tokens.csv where no head has an alpha_0 above epsilon."""
+    have, their = ("has", "its") if far == 1 else ("have", "their")
+    return (
+        f"{far} of {layers} layer{'s' * (layers != 1)} {have} a window shorter than T: {their} later queries cannot "
+        "reach the first token, and count as 0 in alpha_0."
+    )
 
 
 def _massive_words(massive: MassiveActivations) -> str:

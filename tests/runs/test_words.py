@@ -12,7 +12,7 @@ from sinkscope.questions.modules.tables import add_modules
 from sinkscope.questions.smoothing.tables import _words as smoothing_words
 from sinkscope.questions.spikes.tables import add_spikes
 from sinkscope.runs.schema.stream import DormantHeads
-from sinkscope.runs.words import _sink_words, dormant_words, of_heads
+from sinkscope.runs.words import _sink_words, _window_words, dormant_words, of_heads
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,18 @@ def test_a_module_that_loses_nothing_is_not_said_to_lose_most(tensor: float, tok
     }
     add_modules(summary.streams, pd.DataFrame([row | {"amax_token": "<bos>", "amax_position": 0}]))
     assert text in summary.streams["text"].in_words[-1]
+
+
+@pytest.mark.parametrize(
+    ("far", "layers", "text"),
+    [(1, 3, "1 of 3 layers has a window shorter than T: its"),
+     (2, 3, "2 of 3 layers have a window shorter than T: their"),
+     (1, 1, "1 of 1 layer has a window")],
+)  # fmt: skip
+def test_windows_are_told_with_what_they_mean_for_alpha_0(far: int, layers: int, text: str) -> None:
+    words = _window_words(far, layers)
+    assert words.startswith(text)
+    assert words.endswith("later queries cannot reach the first token, and count as 0 in alpha_0.")
 
 
 def test_a_number_of_one_dataset_names_it_where_there_are_several() -> None:
