@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_model
+from families import tiny_model
 from ggufs import write_gguf
 from hub import files_of, found
 from models import FAMILIES, random_ids, tiny
@@ -526,3 +527,12 @@ def test_a_rate_is_measured_and_durations_are_told() -> None:
         "2.0 hours",
         "2.3 days",
     ]
+
+
+@pytest.mark.slow
+def test_no_pass_looks_for_weights_of_a_model_that_reads_pictures() -> None:
+    """`all` leaves out the questions that need one, which takes token ids."""
+    model, pixels = tiny_model(AutoModel, "vit"), {"pixel_values": torch.randn(2, 3, 32, 32)}
+    assert "find W_V" not in {passes.what for passes in dry_run(model, data=pixels, measure="all").passes}
+    text = dry_run(tiny("llama"), data=random_ids(2, 16), measure="all")
+    assert "find W_V" in {passes.what for passes in text.passes}

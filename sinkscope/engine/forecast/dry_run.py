@@ -114,7 +114,7 @@ def _self_check(look: Look) -> list[Passes]:
 def _checks(request: Request, look: Look, kinds: Sequence[type[Measurement]]) -> list[Passes]:
     """The passes before the scan, but for the dry run's."""
     checks = []
-    if any(kind.wired for kind in kinds):
+    if any(kind.wired for kind in kinds) and Forward(look.model).signal is None:  # found in a pass over token ids alone
         checks.append(Passes("find W_V", 1, 16, 4))
     if request.self_check and look.domains:
         checks += _self_check(look)
