@@ -14,6 +14,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
 from sinkscope.runs.per_sequence import same_places, same_text
 from sinkscope.runs.statistics import beyond, false_discovery
+from sinkscope.runs.words import computed_in
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -76,6 +77,7 @@ class Verdict:
     """The outcome of a check.
 
     Attributes:
+        model, baseline_model: the models for people to read; where both have one name, with what differs.
         same_text: for each domain, whether the run read the baseline's token sequences.
         tallies: one for each rule and domain. notes: sentences that the reader must know.
     """
@@ -161,8 +163,24 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     tallies = [_tally(judgement, q, policy.significance) for judgement, q in zip(judged, _pooled(judged), strict=True)]
     if not any(tally.places for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
-    model, before_model = (side.shown for side in (now, baseline))
-    return Verdict(model, before_model, same, tallies, notes)
+    return Verdict(_named(now, baseline), _named(baseline, now), same, tallies, notes)
+
+
+def _named(side: Baseline, other: Baseline) -> str:
+    """The model for people to read. Where the other has the same name, what differs stands behind it."""
+    own, others = _told(side), _told(other)
+    different = [words for fact, words in own.items() if words != others[fact]]
+    return f"{side.shown} ({', '.join(different)})" if side.shown == other.shown and different else side.shown
+
+
+def _told(side: Baseline) -> dict[str, str]:
+    """What tells two models of one name apart, in words."""
+    model = side.facts.model
+    return {
+        "revision": f"revision {model.revision or 'unknown'}",
+        "weights": f"weights {(model.weights_sha256 or 'unknown')[:12]}",
+        "computed in": computed_in(model.dtype, model.device, model.quantization),
+    }
 
 
 def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:

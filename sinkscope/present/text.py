@@ -36,11 +36,6 @@ def no_command(line: str) -> str:
     return line
 
 
-def computed_in(dtype: str | None, device: str | None, quantization: str | None) -> str:
-    """What a model computes in and where, and what quantised its weights."""
-    return f"{dtype} on {device}" + ("" if quantization is None else f", quantised ({quantization})")
-
-
 WIDTH = 80
 """Characters a line of a screen: the width of a terminal that nobody made wider."""
 

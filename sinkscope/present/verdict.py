@@ -107,7 +107,7 @@ SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 
 def render_verdict(verdict: Verdict) -> str:
     """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
-    lines = [headline(verdict), *where(verdict)]
+    lines = [*wrapped(headline(verdict), rest="  "), *where(verdict)]
     lines += [line for note in verdict.notes for line in wrapped(f"note: {printable(note)}", rest="  ")]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)

@@ -204,3 +204,8 @@ def _named(sink: SinkToken, first: bool, again: bool) -> str:
     name = sink.region if sink.token is None else repr(sink.token) + (f" in {sink.region}" if again else "")
     heads = "" if sink.heads is None else f", in {sink.heads} head{'s' if sink.heads != 1 else ''}"
     return f"{name} ({sink.sinks} of {sink.occurrences}{' occurrences' if first else ''}{heads})"
+
+
+def computed_in(dtype: str | None, device: str | None, quantization: str | None) -> str:
+    """What a model computes in and where, and what quantised its weights."""
+    return f"{dtype} on {device}" + ("" if quantization is None else f", quantised ({quantization})")

@@ -58,6 +58,27 @@ def test_a_verdict_calls_models_by_the_names_that_their_scans_were_given(tmp_pat
     assert f"{run.manifest.model.id} against Release 7" in render_verdict(verdict)
 
 
+@pytest.mark.parametrize(
+    ("fact", "value", "said"),
+    [
+        ("dtype", "bfloat16", ("float32 on cpu", "bfloat16 on cpu")),
+        ("quantization", "nf4", ("float32 on cpu", "float32 on cpu, quantised (nf4)")),
+        ("revision", "1" * 40, ("revision unknown", f"revision {'1' * 40}")),
+        ("weights_sha256", "f" * 64, ("weights unknown", f"weights {'f' * 12}")),
+    ],
+)
+def test_two_models_of_one_name_are_told_apart(tmp_path: Path, fact: str, value: str, said: tuple[str, str]) -> None:
+    now, before = scanned(), scanned()
+    setattr(before.manifest.model, fact, value)
+    kept = tmp_path / "before.json"
+    kept.write_text(baseline_text(baseline_of(before)), encoding="utf-8")
+    verdict = check(now, read_baseline(kept), Policy(rules=[Rule(metric="bos_mass", level="head", max_change=1.0)]))
+    screen = render_verdict(verdict)
+    assert f"passed: tiny ({said[0]}) against tiny ({said[1]})" in " ".join(screen.split())
+    assert max(map(len, screen.splitlines())) <= 80
+    assert check(now, baseline_of(now), STRICT).model == "tiny", "nothing tells them apart"
+
+
 def test_exit_codes(tmp_path: Path) -> None:
     assert run_check(tmp_path, "").exit_code == 0
     failed = run_check(tmp_path, "zero head")

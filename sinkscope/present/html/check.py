@@ -11,7 +11,7 @@ from sinkscope.present.numbers import MISSING, probability, signed, significant
 from sinkscope.present.text import shortened, token_text
 from sinkscope.present.verdict import allowed_by, by_size, headline, times_allowed, where
 from sinkscope.runs.per_sequence import tokens_of
-from sinkscope.runs.words import sequences_of_tokens
+from sinkscope.runs.words import computed_in, sequences_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +145,8 @@ def _facts(*runs: BaselineFile | Manifest) -> list[tuple[str, str, str]]:
         model, first = run.model, run.first_token
         facts.append({
             "model": model.shown, "revision": model.revision or MISSING,
-            "weights SHA-256": model.weights_sha256 or MISSING, "computed in": f"{model.dtype} on {model.device}",
+            "weights SHA-256": model.weights_sha256 or MISSING,
+            "computed in": computed_in(model.dtype, model.device, model.quantization),
             "data": "; ".join(f"{data.domain}: {sequences_of_tokens(data.sequences, tokens_of(data))}"
                               for data in run.data),
             "first token": "differs between sequences" if first.id is None

@@ -15,7 +15,6 @@ from sinkscope.present.html.svg import Cell, Line, heat_map, legend, line_chart,
 from sinkscope.present.numbers import MISSING, fixed, is_missing
 from sinkscope.present.text import (
     answers,
-    computed_in,
     first_token,
     printable,
     run_id,
@@ -26,7 +25,7 @@ from sinkscope.present.text import (
 )
 from sinkscope.runs.paper_table import model_labels
 from sinkscope.runs.per_sequence import counted, tells_sinks, unit_in
-from sinkscope.runs.words import dormant_count, first_mass
+from sinkscope.runs.words import computed_in, dormant_count, first_mass
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,8 @@ from sinkscope.present.colors import DIVERGING
 from sinkscope.present.differences import equivalences, largest, no_difference, partings, states
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
-from sinkscope.present.text import computed_in, printable, within_noise
+from sinkscope.present.text import printable, within_noise
+from sinkscope.runs.words import computed_in
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
 """Most heads, changes, rows of means and maps that are shown; --csv and --json have all."""

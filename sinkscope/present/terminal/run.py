@@ -34,10 +34,10 @@ from sinkscope.present.terminal.table import (
     shades,
     table,
 )
-from sinkscope.present.text import computed_in, first_token, next_command, printable, sentences, token_text
+from sinkscope.present.text import first_token, next_command, printable, sentences, token_text
 from sinkscope.runs.per_sequence import counted, not_shares, queries_of, sequences_of, spread, tells_sinks
 from sinkscope.runs.statistics import CONFIDENCE, t_half_width
-from sinkscope.runs.words import dormant_count, first_mass, says_nothing
+from sinkscope.runs.words import computed_in, dormant_count, first_mass, says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run

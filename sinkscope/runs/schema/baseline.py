@@ -29,6 +29,8 @@ class BaselineModel(Record):
     """The dtype that the model computed in."""
     device: str | None
     """The device that the model was on."""
+    quantization: str | None = None
+    """Method by which the weights are quantised; null where they are not, and in baselines of older versions."""
     tokenizer: str | None
     """Class of the tokenizer."""
     adapter: AdapterFacts | None = None
