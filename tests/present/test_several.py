@@ -345,6 +345,21 @@ def test_what_picks_no_heads_is_refused(words: tuple[str, ...], message: str, tm
     assert message in err
 
 
+def test_a_run_without_costs_is_left_out_and_named() -> None:
+    bare, old = copy.deepcopy(smoothed(1)), copy.deepcopy(smoothed(2))
+    bare.manifest.model.id, old.manifest.model.id = "bare", "old"
+    bare.measured["smoothing"]["cost_sink_upper_qk"] = np.nan
+    del old.measured["smoothing"]["cost_sink_upper_qk"]
+    content, told = draw_several([smoothed(), bare, old], "costs", "svg")
+    assert b"bare" not in content
+    assert "tiny (float32)" in told
+    assert "Left out: bare: no head's first token leads every other key" in told
+    assert "; old: an older sinkscope wrote this run" in told
+    assert "Left out" not in draw_several([smoothed()], "costs", "svg")[1]
+    with pytest.raises(SinkscopeError, match="bare: no head's first token leads"):
+        draw_several([bare], "costs", "svg")
+
+
 @pytest.mark.parametrize("heads", [1, 8])
 def test_heads_with_costs_are_counted_in_whole_numbers(heads: int) -> None:
     run = copy.deepcopy(smoothed())

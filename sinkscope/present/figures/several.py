@@ -158,6 +158,7 @@ class TableFigure:
         caption: what it shows, and what its bands and bars are; plain text.
         legend_columns: entries of the legend beside each other, in a column.
         layers_below: whether layers are the horizontal axis of all parts.
+        lacks: says why a series that has the tables has nothing to draw, and is left out; empty where it has.
     """
 
     name: str
@@ -168,6 +169,7 @@ class TableFigure:
     caption: str
     legend_columns: int = 3
     layers_below: bool = True
+    lacks: Callable[[Series], str] = lambda series: ""
 
 
 @cache
@@ -210,8 +212,9 @@ def draw_several(
 ) -> tuple[bytes, str]:
     """`figure` (one of `table_figures`) of every domain of every run, as PNG, SVG or PDF, and its caption.
 
-    `title`: replaces the figure's own; `none` leaves it out. Raises SinkscopeError for an unknown figure, format or
-    size, where a run lacks the figure's table, and where matplotlib is not installed.
+    The caption names the series that have nothing to draw. `title`: replaces the figure's own; `none` leaves it out.
+    Raises SinkscopeError for an unknown figure, format or size, where a run lacks the figure's table, where no series
+    has anything to draw, and where matplotlib is not installed.
     """
     kinds = table_figures()
     if figure not in kinds:
@@ -220,6 +223,11 @@ def draw_several(
     for part in series:
         for table in kind.tables:
             part.rows(table)
+    left_out = {part.label: why for part in series if (why := kind.lacks(part))}
+    reasons = "; ".join(f"{label}: {why}" for label, why in left_out.items())
+    series = [part for part in series if part.label not in left_out]
+    if not series:
+        raise SinkscopeError(reasons)
     grid = Grid(tuple(part.label for part in series), kind.parts, size, kind.height, common(series))
 
     def paint(canvas: Figure) -> None:
@@ -231,7 +239,7 @@ def draw_several(
         legend_below(canvas, [axes for stack in panels for axes in stack], kind.legend_columns * (1 + (size == "page")))
 
     content = drawn(paint, f"sinkscope {figure} of {ids(series)}", form, grid.inches, title, twice=True)
-    return content, f"{kind.caption} {measured(series)}"
+    return content, f"{kind.caption} {measured(series)}" + (f" Left out: {reasons}." if reasons else "")
 
 
 def ids(series: list[Series]) -> str:

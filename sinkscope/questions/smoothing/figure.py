@@ -163,6 +163,19 @@ COST_MARKS = (
 """Column, colour, marker, filling and name of each bound."""
 
 
+def lacks_costs(series: Series) -> str:
+    """Why no head of the series has a cost; empty where one has."""
+    rows = series.rows("smoothing")
+    if "cost_sink_upper_qk" not in rows:
+        return "an older sinkscope wrote this run; scan again for costs in parts"
+    if rows["cost_sink_upper_qk"].isna().all():
+        return (
+            "no head's first token leads every other key in the sequences that costs were measured on (--spectra), so "
+            "that no cost is known"
+        )
+    return ""
+
+
 def paint_costs(series: Series, panels: list[Axes], named: bool) -> None:
     """What a sink costs against a diagonal pattern, head by head (Lampert et al. 2605.08453, section 7; its figure 3
     shows whole blocks)."""
@@ -170,14 +183,7 @@ def paint_costs(series: Series, panels: list[Axes], named: bool) -> None:
 
     (axes,) = panels
     rows = series.rows("smoothing")
-    if "cost_sink_upper_qk" not in rows:
-        raise SinkscopeError(f"{series.label}: an older sinkscope wrote this run; scan again for costs in parts")
     rows = rows[rows["cost_sink_upper_qk"].notna()].sort_values("cost_sink_upper_qk", kind="stable")
-    if rows.empty:
-        raise SinkscopeError(
-            f"{series.label}: no head's first token leads every other key in the sequences that costs were measured "
-            "on (--spectra), so that no cost is known"
-        )
     place = np.arange(1, len(rows) + 1)
     axes.fill_between(
         place, rows["cost_sink_lower_qk"], rows["cost_sink_upper_qk"], color=LINES[0], alpha=0.15, linewidth=0
@@ -204,7 +210,7 @@ COSTS = TableFigure(
     "leads in no sequence have no cost and are left out; so is the diagonal's upper bound where two tokens are too "
     "near for one. Values and MLP, for which the paper's upper bounds have terms and its lower bounds none, are not "
     "drawn. The diagonal's lower bound is ours; the paper's is half of it and a term for the first token.",
-    legend_columns=2, layers_below=False,
+    legend_columns=2, layers_below=False, lacks=lacks_costs,
 )  # fmt: skip
 
 
