@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.inputs.documents import as_texts
+from sinkscope.inputs.documents import as_texts, origin
 from sinkscope.runs.request import Request, make_request
 
 BEGINNINGS = ("bos", "first", "prepend")
@@ -31,6 +32,16 @@ def requested(model: Any, data: Any, settings: dict[str, Any]) -> Request:
         return make_request(model=name, given="texts", **settings).reading(texts)
     specs = [data] if isinstance(data, str) else data
     if specs is None or (isinstance(specs, list | tuple) and specs and all(isinstance(spec, str) for spec in specs)):
+        _refuse_twice(specs or ())
         return make_request(model=name, data=specs, **settings)
     given = ", ".join(map(str, data)) if hasattr(data, "keys") else "token ids"
     return make_request(model=name, given=given, **settings).reading(data)
+
+
+def _refuse_twice(specs: Sequence[str]) -> None:
+    """Raises SinkscopeError where two SPECs are one source: `a.txt` and `./a.txt` would be two datasets of one text."""
+    named: dict[tuple[str, str], str] = {}
+    for spec in specs:
+        before = named.setdefault((origin(spec), spec.partition("#")[2]), spec)
+        if before != spec:
+            raise SinkscopeError(f"--data {before} and --data {spec} are the same source: give it once")

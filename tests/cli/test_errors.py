@@ -24,6 +24,7 @@ from tiers import slow_but
 import sinkscope
 from sinkscope import SinkscopeError, load_run, scan
 from sinkscope.cli import main
+from sinkscope.engine.requested import requested
 
 Patch = Callable[[Callable[[torch.Tensor], None]], None]
 
@@ -125,6 +126,18 @@ def test_a_folder_is_no_data_file(tmp_path: Path, tiny_folder: Path, refused: Re
 
 def test_same_data_twice(tiny_folder: Path, refused: Refused) -> None:
     assert "twice" in refused(tiny_folder, "--data", "prose", "--data", "prose")
+
+
+def test_a_file_under_two_names_is_one_source(
+    tiny_folder: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"text": "one", "more": "two"}\n', encoding="utf-8")
+    Path("link.jsonl").symlink_to("a.jsonl")
+    for second in ("./a.jsonl", tmp_path / "a.jsonl", "link.jsonl"):
+        message = refused(tiny_folder, "--data", "a.jsonl", "--data", second)
+        assert message == f"--data a.jsonl and --data {second} are the same source: give it once"
+    assert requested("m", ["a.jsonl", "./a.jsonl#more"], {}).data == ("a.jsonl", "./a.jsonl#more")
 
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="the datasets package is installed")
