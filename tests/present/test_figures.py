@@ -287,7 +287,7 @@ def test_a_domain_is_drawn_by_name(figure: str) -> None:
     [
         ([64, 128], None, "n = 64, 128, all from one pass"),
         ([64, 128], None, "It has 2 points because a scan measures 64, 128, 256, ... tokens unless --lengths"),
-        ([12], None, "It has one point because"),
+        ([12], None, "It shows one length because"),
         ([64, 128, 256], None, ""),
         ([8, 16], (8,), ""),
     ],
@@ -302,6 +302,21 @@ def test_the_caption_of_a_short_curve_says_how_to_measure_more(
     told = caption(run, "length")
     assert said in told
     assert ("--lengths" in told) == (len(lengths) < 3 and asked is None)
+
+
+def test_heads_of_one_length_stand_beside_each_other_and_name_themselves() -> None:
+    run = scanned()
+    assert run.length_curve["length"].nunique() == 1
+    axes = draw_on(Figure().subplots(), run, "length")
+    strongest = run.heads.sort_values("sink_score", ascending=False, kind="stable").head(6)
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == list(enumerate(strongest["sink_score"], 1))
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == [f"{row.layer}.{row.head}" for row in strongest.itertuples()]
+    assert axes.get_xlabel() == "head, 48 tokens"
+    levels = {line.get_label(): set(line.get_ydata()) for line in axes.lines}
+    assert levels["mean of all heads"] == {run.heads["sink_score"].mean()}
+    assert "Bars: standard error" in caption(run, "length")
 
 
 @pytest.mark.parametrize("size", WIDTHS)

@@ -243,32 +243,56 @@ def _band(axes: Axes, x: Any, y: Any, error: Any, color: str, label: str | None)
 
 
 def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
+    """alpha_0 over the first n tokens: curves over n; where the run has one length, the heads beside each other."""
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
     given, axes = axes is not None, axes or canvas.subplots()
+    lengths = np.sort(curve["length"].unique())
+    several = len(lengths) > 1
+    names = []
     for row, color in zip(heads.head(STRONGEST).to_dict("records"), LINES, strict=False):
         rows = curve[(curve["layer"] == row["layer"]) & (curve["head"] == row["head"])]
-        label = f"head {row['layer']}.{row['head']}"
-        _band(axes, rows["length"], rows["sink_score"], rows["sink_score_sem"], color, label)
-    lengths = np.sort(curve["length"].unique())
-    average = curve.groupby("length")["sink_score"].mean()
-    # A line through one point is not drawn.
-    alone: dict[str, Any] = {"marker": "_", "markersize": 14} if len(lengths) == 1 else {}
-    axes.plot(average.index, average, color="black", linewidth=1, label="mean of all heads", **alone)
+        names.append(f"{row['layer']}.{row['head']}")
+        if several:
+            _band(axes, rows["length"], rows["sink_score"], rows["sink_score_sem"], color, f"head {names[-1]}")
+        else:
+            axes.errorbar(
+                [len(names)], rows["sink_score"], rows["sink_score_sem"], color=color, marker="o", ms=3, capsize=2
+            )
+
+    def level(values: Any, color: str, style: str, label: str) -> None:
+        look: dict[str, Any] = {"color": color, "linestyle": style, "linewidth": 1, "label": label}
+        if several:
+            axes.plot(lengths, values, **look)
+        else:
+            axes.axhline(values[0], **look)
+
+    level(curve.groupby("length")["sink_score"].mean().to_numpy(), "black", "-", "mean of all heads")
     uniform = _uniform(run, heads, lengths)
     if uniform is not None:
-        axes.plot(lengths, uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention", **alone)
+        level(uniform, "gray", "--", "uniform attention")
     epsilon = run.manifest.request.epsilon
     axes.axhline(epsilon, color="gray", linestyle=":", linewidth=1, label=f"threshold {epsilon:g}")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.minorticks_off()
-    axes.set(xlabel="tokens", ylabel=mathematics("sink_score"), ylim=(0, None))
+    axes.set(ylabel=mathematics("sink_score"), ylim=(0, None))
+    _name_lengths(axes, lengths, names)
     if given:
         axes.legend(frameon=False)
     else:
         canvas.legend(frameon=False, ncols=2, loc="outside lower center")
     _title(axes, run, f"{_strongest(run, heads)}, ± standard error")
+
+
+def _name_lengths(axes: Axes, lengths: np.ndarray, heads: list[str]) -> None:
+    """Names the horizontal axis: the lengths; the heads where there is one length."""
+    if len(lengths) > 1:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.set_xlabel("tokens")
+    else:
+        axes.set_xlim(0.5, len(heads) + 0.5)
+        axes.set_xticks(range(1, len(heads) + 1), heads)
+        axes.set_xlabel(f"head, {lengths[0]} tokens")
+    axes.minorticks_off()
 
 
 def _strongest(run: Run, heads: pd.DataFrame) -> str:

@@ -111,8 +111,9 @@ def caption(run: Run, figure: str, metric: str | None = None, domain: str | None
         "first token over the layer's heads, mean cosine of the first token's residual stream with that of every "
         "other token, and its norm over theirs. Bands: standard error over sequences.",
         "length": f"Sink score alpha_0 over the first n tokens of the sequences, n = {', '.join(map(str, lengths))}, "
-        "all from one pass: the strongest sinks, the mean of all heads, and what uniform attention would give. Bands: "
-        f"standard error over sequences.{_few(len(lengths), request.lengths is None)}",
+        "all from one pass: the strongest sinks, the mean of all heads, and what uniform attention would give. "
+        f"{'Bands' if len(lengths) > 1 else 'Bars'}: standard error over sequences."
+        f"{_few(len(lengths), request.lengths is None)}",
         "scatter": f"{mass} against HONOR, one dot a head. Circled: heads that the rule {request.dormant_rule} "
         "calls dormant.",
     }[figure]
@@ -124,8 +125,8 @@ def _few(points: int, usual: bool) -> str:
     for."""
     if points >= ENOUGH or not usual:
         return ""
-    counted = "one point" if points == 1 else f"{points} points"
-    return f" It has {counted} because a scan measures 64, 128, 256, ... tokens unless --lengths names others."
+    counted = "shows one length" if points == 1 else f"has {points} points"
+    return f" It {counted} because a scan measures 64, 128, 256, ... tokens unless --lengths names others."
 
 
 def _said(run: Run, metric: str) -> str:
