@@ -12,8 +12,8 @@ from sinkscope.comparison.baseline import Baseline, Level, baseline_of
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
-from sinkscope.runs.per_sequence import same_places, same_text
-from sinkscope.runs.statistics import beyond, false_discovery
+from sinkscope.runs.per_sequence import same_places, same_text, zero_or_one
+from sinkscope.runs.statistics import beyond, false_discovery, with_floor
 from sinkscope.runs.words import computed_in
 
 if TYPE_CHECKING:
@@ -254,9 +254,14 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
     allowed = _allowed(rule, a)
     p = None
     if not same_text:
-        errors = (then.errors(rule.metric), then.counts(rule.metric), now.errors(rule.metric), now.counts(rule.metric))
-        p = beyond(np.abs(b - a), allowed, *errors)
+        p = beyond(np.abs(b - a), allowed, *_errors(then, rule), *_errors(now, rule))
     return _Judged(rule, domain, now, a, b, allowed, p)
+
+
+def _errors(side: Level, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+    """Standard errors of the rule's metric and numbers of sequences, [cell], as `beyond` takes them."""
+    error, count = side.errors(rule.metric), side.counts(rule.metric)
+    return with_floor(error, count) if zero_or_one(rule.metric, rule.level) else error, count
 
 
 def _in_order(rule: Rule, domain: str, now: Level, then: Level) -> Level:

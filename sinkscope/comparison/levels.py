@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.dormancy import parse_rule
-from sinkscope.runs.per_sequence import PLACE, cells, not_shares, same_places
+from sinkscope.runs.per_sequence import PLACE, cells, not_shares, same_places, zero_or_one
 from sinkscope.runs.statistics import (
     SIGNIFICANT,
     equivalence,
@@ -46,7 +46,8 @@ def level_rows(
     for name in shared:
         x = first.values[: pair[2], matched, first.names.index(name)]
         y = second.values[: pair[2], partner[matched], second.names.index(name)]
-        result = paired_difference(x, y) if paired else welch_difference(x, y)
+        tested = paired_difference if paired else welch_difference
+        result = tested(x, y, zero_or_one(name, level))
         rows = places.assign(
             metric=name, a=result.a, b=result.b, difference=result.difference, sem=result.sem,
             low=result.low, high=result.high, p=result.p, q=false_discovery(result.p),

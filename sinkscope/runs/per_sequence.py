@@ -96,6 +96,15 @@ THRESHOLDED = ("sink_rate", "sink_rate_t64", "sinks_per_sequence", "sink_elsewhe
 """The columns that hold attention against the sink threshold."""
 
 
+ZERO_OR_ONE = ("sink_rate", "sink_rate_t64", "sink_elsewhere")
+"""The columns of heads that are 0 or 1 in each sequence."""
+
+
+def zero_or_one(metric: str, level: str) -> bool:
+    """Whether a metric is 0 or 1 in each sequence at a level; above that of heads it is a mean."""
+    return level == "head" and metric in ZERO_OR_ONE
+
+
 def tells_sinks(run: Run, stream: str, uniform: float | None, threshold: float) -> bool:
     """Whether passing a threshold is a sign of a sink in the stream: its scores are a softmax's, and uniform attention,
     whose alpha_0 is `uniform`, does not pass it."""

@@ -26,7 +26,7 @@ from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.run import Run
-from sinkscope.runs.statistics import Difference, paired_difference, welch_difference
+from sinkscope.runs.statistics import Difference, equivalence, paired_difference, welch_difference
 from sinkscope.tables.summary import contrast_table
 from sinkscope.tables.values import Domain, SiteValues
 
@@ -75,6 +75,46 @@ def test_coverage_of_the_95_percent_interval(draws: int, tell: Tell) -> None:
             tell(f"{name:24} {'paired' if paired else 'Welch':6} {shown}")
             allowed = draws - most_alarms(draws, 1 - FLOORS[name])
             assert min(shares) * draws >= allowed, (name, paired, shares)
+
+
+RATES = ((0.5, 0.5), (0.9, 0.9), (0.05, 0.05), (0.1, 0.9), (0.05, 0.95), (0.9, 0.7))
+"""Shares of sequences whose value is 1, in two runs."""
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_coverage_where_values_are_0_or_1(paired: bool, tell: Tell) -> None:
+    """No equal samples prove a difference, or that there is none; at 4 sequences no p is below that of a check."""
+    seed, draws, counts = 12, 4_000, (4, 8, 16, 32)
+    noise, tested = np.random.default_rng(seed), paired_difference if paired else welch_difference
+    tell(f"coverage in % of {draws} intervals, seed {seed}: {', '.join(map(str, counts))} sequences")
+    for first, second in RATES:
+        shares = []
+        for count in counts:
+            a, b = ((noise.random((count, draws)) < share).astype(float) for share in (first, second))
+            found = tested(a, b, zero_or_one=True)
+            shares.append(1 - leaves_out(found, second - first).mean())
+            constant = (a == a[0]).all(0) & (b == b[0]).all(0)
+            assert (found.sem[constant] > 0).all()
+            assert count > 4 or (found.p >= DEFAULT.significance).all()
+            assert (equivalence(found, 0.5 / count)[constant] > LEVEL).all()
+        tell(f"{first:4} and {second:4} {'paired' if paired else 'Welch':6} "
+             f"{' '.join(f'{100 * share:5.1f}' for share in shares)}")  # fmt: skip
+        assert min(shares) > 0.80, (first, second, shares)
+
+
+def test_check_takes_no_few_equal_sequences_for_a_proof() -> None:
+    """A rate of 0 of 3 and one of 3 of 3: without an error of their own they differed by q = 0."""
+    then, now = scanned(), scanned(text=1)
+    for run, value in ((then, 0.0), (now, 1.0)):
+        table = run.sequences[run.sequences["sequence"] < 3]
+        run.sequences = table.assign(sink_rate=table["sink_rate"].where(table["head"].isna(), value))
+    rule = Rule(metric="sink_rate", level="head", max_change=0.1)
+    verdict = check(now, baseline_of(then), Policy(rules=[rule]))
+    assert verdict.passed
+    assert verdict.tallies[0].largest == 1.0
+    rows = level_rows(then, now, (domains(then)[0].domain,) * 2 + (None,), "head", ["sink_rate"], False)
+    assert rows["sem"].to_numpy() == pytest.approx(2**0.5 / 4)
+    assert (rows["low"] < rows["difference"]).all()
 
 
 @pytest.mark.parametrize("draws", slow_but([4_000, 100_000], 4_000))
