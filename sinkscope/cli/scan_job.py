@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ import typer
 
 from sinkscope.cli.common import INTERRUPTED, say
 from sinkscope.cli.libraries import import_libraries
-from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.runs import whole
+from sinkscope.runs.folder import KEY, UNFINISHED, taken, unfinished_in
 from sinkscope.runs.whole import read_file
 
 if TYPE_CHECKING:
@@ -45,53 +47,57 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        resume = self.processes.on_main(partial(self._begin, model, target))
-        import_libraries()
-        from sinkscope.engine.scan import Interrupted, scan_request
-        from sinkscope.present.terminal.progress import progress_bar
+        with ExitStack() as held:
+            resume = self.processes.on_main(partial(self._begin, model, target, held))
+            import_libraries()
+            from sinkscope.engine.scan import Interrupted, scan_request
+            from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.quiet, self.what) as progress:
-            try:
-                run = scan_request(
-                    self.request.model_copy(update={"model": model}),
-                    metrics=self.metrics, shards=target, resume=resume,
-                    progress=progress, processes=self.processes, strict=self.strict,
-                )  # fmt: skip
-            except Interrupted as stopped:
-                part = stopped.run
-                if part is None:
-                    raise
-                self.processes.on_main(partial(self._save_part, part, target))
-                raise typer.Exit(INTERRUPTED) from None
+            with progress_bar(self.quiet, self.what) as progress:
+                try:
+                    run = scan_request(
+                        self.request.model_copy(update={"model": model}),
+                        metrics=self.metrics, shards=target, resume=resume,
+                        progress=progress, processes=self.processes, strict=self.strict,
+                    )  # fmt: skip
+                except Interrupted as stopped:
+                    if stopped.run is None:
+                        raise
+                    run = stopped.run
+        if not run.manifest.complete:
+            self.processes.on_main(partial(self._save_part, run, target))
+            raise typer.Exit(INTERRUPTED)
         if run.path is not None:
             say(f"{model}: already finished, in {target}")
             return run, []
         return run, self.processes.on_main(partial(self._save, run, target))
 
-    def _begin(self, model: str, target: Path) -> bool:
-        """Refuses a folder and a name of a model that no scan can use, before torch is imported; returns whether the
-        scan resumes."""
+    def _begin(self, model: str, target: Path, held: ExitStack) -> bool:
+        """Refuses a folder and a name of a model that no scan can use, before torch is imported, and takes the folder
+        until `held` is closed; returns whether the scan resumes."""
         from sinkscope.checkpoints.sources import check_model
 
-        resumes = self._resumes(target)
+        done, resumes = self._resumes(target)
         check_model(model, self.request.revision, self.request.allow_pickle)
+        if not (done and resumes):  # a finished run may be all that is asked for
+            held.enter_context(taken(target))
         return resumes
 
-    def _resumes(self, target: Path) -> bool:
-        """Whether the scan resumes from what the folder holds. Raises SinkscopeError where it must not be put there.
+    def _resumes(self, target: Path) -> tuple[bool, bool]:
+        """Whether the folder holds a finished run, and whether the scan resumes from what is there. Raises
+        SinkscopeError where it must not be put there.
 
         A finished run is resumed too: nothing is left to scan. With --force it is replaced.
         """
-        from sinkscope.runs.folder import UNFINISHED
         from sinkscope.runs.run import check_target, finished
 
-        done = finished(target) and not (target / UNFINISHED).exists()
+        done = finished(target) and not unfinished_in(target)
         if self.force or not (done and self.resume):
             check_target(target, self.force, self.resume)
         resumes = self.resume and not (done and self.force)
         if resumes:
             self._refuse_another_text(target)
-        return resumes
+        return done, resumes
 
     def _refuse_another_text(self, target: Path) -> None:
         """Raises SinkscopeError, before the model is loaded, where the unfinished scan there was asked to read other
@@ -164,7 +170,11 @@ def _numbered(base: Path) -> Iterator[Path]:
 
 
 def _empty(path: Path) -> bool:
-    return path.is_dir() and next(path.iterdir(), None) is None
+    """Whether the folder holds nothing, or what a process left there that was killed before it measured anything."""
+    if not path.is_dir():
+        return False
+    names = [inner.name for inner in path.iterdir()]
+    return not names or (names == [UNFINISHED] and not unfinished_in(path) and not whole.is_locked(path / UNFINISHED))
 
 
 def _settings(path: Path, names: dict[str, Any] | None = None) -> Any:

@@ -14,7 +14,7 @@ from sinkscope.engine.prepared import prepared
 from sinkscope.engine.shards import Shards, first_difference, resume_key, with_weights
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
-from sinkscope.runs.folder import UNFINISHED
+from sinkscope.runs.folder import unfinished_in
 from sinkscope.runs.request import Request
 from sinkscope.runs.run import Run, finished, load_run
 from sinkscope.runs.schema.base import plain
@@ -49,7 +49,7 @@ def finished_before(folder: str | Path, wanted: Manifest) -> Run | None:
     no hash tells whether the weights are the same.
     """
     target = Path(folder)
-    if not finished(target) or (target / UNFINISHED).exists():
+    if not finished(target) or unfinished_in(target):
         return None
     run = load_run(target)
     new, old = _facts(wanted), _facts(run.manifest)

@@ -62,9 +62,10 @@ class FolderKind:
             raise SinkscopeError(
                 f"{target} holds files that are not {_with_article(self.name)}'s ({foreign[0]}): give another --out"
             )
-        state, unfinished = self.finished(target), UNFINISHED in names
-        if unfinished and whole.is_locked(target / UNFINISHED):
+        if whole.is_locked(target / UNFINISHED):
             raise SinkscopeError(_measured_elsewhere(target))
+        names = [name for name in names if name != UNFINISHED]
+        state, unfinished = self.finished(target), unfinished_in(target)
         if unfinished and not (force or resume):
             raise SinkscopeError(
                 f"{target} holds an unfinished {self.name}: --resume goes on with it, --force starts anew"
@@ -158,26 +159,67 @@ class FolderKind:
             self.settle(target)  # after Ctrl-C among its moves
 
 
+_HELD: set[Path] = set()
+"""The lock files that this process holds by `measuring`."""
+
+
 @contextlib.contextmanager
 def measuring(target: Path) -> Iterator[None]:
     """Lets no other process measure into `target` until the block ends. Its folder of shards must be there.
 
-    Raises SinkscopeError where another process does, and OSError where the folder cannot be written.
+    Within such a block of the same folder, another one does nothing. Raises SinkscopeError where another process
+    measures into it, and OSError where the folder cannot be written.
     """
-    path = target / UNFINISHED / whole.LOCK
+    path = (target / UNFINISHED / whole.LOCK).absolute()
+    if path in _HELD:
+        yield
+        return
     while (lock := whole.locked(path.parent)) is not None and not whole.is_open_file(path, lock):
         os.close(lock)  # its holder has removed it meanwhile
     if lock is None:
         raise SinkscopeError(_measured_elsewhere(target))
+    _HELD.add(path)
     try:
         yield
     finally:
+        _HELD.remove(path)
         if whole.WINDOWS:
             os.close(lock)
         with contextlib.suppress(OSError):
             path.unlink()
         if not whole.WINDOWS:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def taken(target: Path) -> Iterator[None]:
+    """Takes `target` for a measurement that is about to load its model: as `measuring`, but makes the folder first.
+    Where nothing came into it by the end of the block, it is removed.
+
+    Raises SinkscopeError where another process measures into it, or the folder cannot be written.
+    """
+    made = [path for path in (target / UNFINISHED, target, *target.parents) if not path.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                (target / UNFINISHED).mkdir(parents=True, exist_ok=True)
+                stack.enter_context(measuring(target))
+            except OSError as error:
+                raise SinkscopeError(f"cannot write {target}: {error.strerror or error}") from None
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+
+
+def unfinished_in(target: Path) -> bool:
+    """Whether the folder holds an unfinished measurement: more than the lock of a process that was killed before its
+    first batch."""
+    shards = target / UNFINISHED
+    if shards.is_symlink() or not shards.is_dir():
+        return os.path.lexists(shards)
+    return any(path.name != whole.LOCK for path in shards.iterdir())
 
 
 def _measured_elsewhere(target: Path) -> str:

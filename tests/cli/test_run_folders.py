@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 from sinkscope.checkpoints.sources import check_model
 from sinkscope.cli import app
 from sinkscope.cli.scan_job import free_folder, run_folder
-from sinkscope.runs.folder import KEY, UNFINISHED
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.folder import KEY, UNFINISHED, taken
 from sinkscope.runs.request import make_request
-from sinkscope.runs.run import load_run
+from sinkscope.runs.run import check_target, load_run
+from sinkscope.runs.whole import LOCK, is_locked, locked
 
 ASKED = {"seed": 0, "data": ["prose"]}
 
@@ -104,6 +107,42 @@ def test_a_damaged_key_is_no_match(tmp_path: Path) -> None:
     (base / UNFINISHED / KEY).write_text("{")
     left(tmp_path / "run-2", ASKED)
     assert run_folder(base, ASKED, resume=True, force=False) == tmp_path / "run-2"
+
+
+def test_a_folder_that_another_scan_has_taken_gets_a_number(tmp_path: Path) -> None:
+    base = tmp_path / "runs" / "tiny"
+    with taken(base):
+        assert free_folder(base) == base.with_name("tiny-2")
+        with pytest.raises(SinkscopeError, match=r"another process measures into .*tiny just now"):
+            check_target(base, force=False)
+    assert not base.parent.exists(), "nothing came into it"
+    (base / UNFINISHED).mkdir(parents=True)
+    (base / UNFINISHED / LOCK).touch()
+    assert free_folder(base) == base, "its process was killed before it measured anything"
+    check_target(base, force=False)
+
+
+def test_a_scan_takes_its_folder_before_it_loads_anything(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[bool] = []
+
+    def loads(*_: Any, **__: Any) -> None:
+        found.append(is_locked(tmp_path / "runs" / "tiny" / UNFINISHED))
+        raise SinkscopeError("the model cannot be loaded")
+
+    monkeypatch.setattr("sinkscope.engine.scan.scan_request", loads)
+    first = CliRunner().invoke(app, ["scan", str(tiny_folder), *SHORT])
+    assert (first.exit_code, found) == (2, [True])
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "out" / UNFINISHED).mkdir(parents=True)
+    lock = locked(tmp_path / "out" / UNFINISHED)
+    second = CliRunner().invoke(app, ["scan", str(tiny_folder), *SHORT, "--out", "out"])
+    assert (second.exit_code, len(found)) == (2, 1)
+    assert "another process measures into out just now" in second.stderr
+    assert lock is not None
+    os.close(lock)
 
 
 @pytest.mark.slow
