@@ -221,6 +221,23 @@ def sem(values: np.ndarray) -> np.ndarray:
     return np.sqrt(spread)
 
 
+def clustered_sem(values: np.ndarray, cluster: np.ndarray) -> float:
+    """Standard error of the mean of `values`, [N], of which those with one number in `cluster` depend on each other.
+
+    sqrt(G / (G - 1) sum_g (sum of the deviations in cluster g)^2) / N, over G clusters; `sem` where each value is its
+    own. Leaves out NaN; NaN for fewer than two clusters, and where a value is infinite. Source: Liang and Zeger 1986.
+    """
+    present = ~np.isnan(values)
+    values, cluster = values[present], cluster[present]
+    clusters, place = np.unique(cluster, return_inverse=True)
+    if len(clusters) == len(values):
+        return float(sem(values))
+    if len(clusters) < 2 or np.isinf(values).any():
+        return float("nan")
+    sums = np.bincount(place, values - values.mean())
+    return float(np.sqrt(len(clusters) / (len(clusters) - 1) * (sums**2).sum()) / len(values))
+
+
 def most_frequent(values: Iterable[T]) -> T:
     """The value that most of them have; of several, the one that comes first. `values` has at least one."""
     return Counter(values).most_common(1)[0][0]

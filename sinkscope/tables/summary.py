@@ -26,7 +26,14 @@ from sinkscope.runs.schema.stream import (
     Windows,
 )
 from sinkscope.runs.schema.summary import DomainContrast, DomainSummary, HeadContrast
-from sinkscope.runs.statistics import SIGNIFICANT, false_discovery, mean, paired_difference, sem, welch_difference
+from sinkscope.runs.statistics import (
+    SIGNIFICANT,
+    clustered_sem,
+    false_discovery,
+    mean,
+    paired_difference,
+    welch_difference,
+)
 from sinkscope.runs.words import in_words
 from sinkscope.tables.values import Domain, PlacesOf, Stream
 
@@ -262,9 +269,10 @@ def _uniform(stream: Stream) -> PrefixValues:
 
 
 def _average(stream: Stream, metric: str) -> Average:
-    """Mean over the stream's heads and sequences; the standard error is that of the sequences' means."""
+    """Mean over the stream's heads and sequences; the standard error is that of the sequences' means, of which those
+    over one document, in several domains, count together."""
     over_heads = mean(stream.heads(metric).T)
-    return Average(mean=float(mean(over_heads)), sem=float(sem(over_heads)))
+    return Average(mean=float(mean(over_heads)), sem=clustered_sem(over_heads, stream.documents))
 
 
 def _sink_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:

@@ -229,6 +229,17 @@ class Stream:
             ]
         )
 
+    @property
+    def documents(self) -> np.ndarray:
+        """[sequence]: a number for what it was read from. Sequences of several domains that read the same documents,
+        one by one, share their numbers."""
+        numbered: list[tuple[Domain, np.ndarray]] = []
+        for domain, rows in self._rows():
+            own = np.arange(rows) + sum(len(numbers) for _, numbers in numbered)
+            alike = [numbers for other, numbers in numbered if len(numbers) == rows and domain.reads_as(other, rows)]
+            numbered.append((domain, alike[0] if alike else own))
+        return np.concatenate([numbers for _, numbers in numbered])
+
     def _rows(self) -> list[tuple[Domain, int]]:
         """Each domain that measured some of the sites, and its sequences."""
         counts = [

@@ -58,6 +58,24 @@ def test_unlike_texts_are_tested_as_separate_samples(domains: Run) -> None:
     assert not table["paired"].any()
 
 
+def test_a_document_that_two_datasets_read_counts_once_in_the_error(both_bos: Run) -> None:
+    """Means over both datasets have as many independent values as there are documents: 6, not 12."""
+    averages = [bos_mass(both_bos, domain).mean(1) for domain in both_bos.sequences["domain"].unique()]
+    by_document = np.mean(averages, 0)
+    found = both_bos.summary.streams["text"].bos_mass
+    assert found.mean == pytest.approx(by_document.mean(), rel=1e-9)
+    assert found.sem == pytest.approx(by_document.std(ddof=1) / 6**0.5, rel=1e-9)
+    apart = next(iter(both_bos.summary.domains.values())).streams["text"].bos_mass
+    assert apart.sem == pytest.approx(averages[0].std(ddof=1) / 6**0.5, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_other_documents_count_by_themselves_in_the_error(domains: Run) -> None:
+    values = np.concatenate([bos_mass(domains, domain).mean(1) for domain in ("prose", "code")])
+    found = domains.summary.streams["text"].bos_mass
+    assert found.sem == pytest.approx(values.std(ddof=1) / 12**0.5, rel=1e-9)
+
+
 def test_one_text_with_and_without_bos_is_paired(both_bos: Run) -> None:
     table = both_bos.domains
     assert table is not None

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from scipy import stats
 
-from sinkscope.runs.statistics import false_discovery, t_above, t_half_width
+from sinkscope.runs.statistics import clustered_sem, false_discovery, sem, t_above, t_half_width
 
 RANDOM = np.random.default_rng(5)
 
@@ -38,3 +38,17 @@ def test_comparing_imports_no_scipy_stats() -> None:
         "welch_difference(np.ones((3, 2)), np.zeros((4, 2))); sys.exit('scipy.stats' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_errors_of_clusters() -> None:
+    values = RANDOM.normal(size=12)
+    apart = np.arange(12)
+    assert clustered_sem(values, apart) == sem(values)
+    pairs = apart // 2
+    assert np.isclose(clustered_sem(values, pairs), sem(values.reshape(6, 2).mean(1)))
+    sums = np.array([values[:5].sum() - 5 * values.mean(), values[5:].sum() - 7 * values.mean()])
+    assert np.isclose(clustered_sem(values, apart // 5 > 0), np.sqrt(2 * (sums**2).sum()) / 12)
+    holed = np.where(apart == 3, np.nan, values)
+    assert np.isclose(clustered_sem(holed, pairs), clustered_sem(holed[apart != 3], pairs[apart != 3]))
+    assert np.isnan(clustered_sem(values, np.zeros(12)))
+    assert np.isnan(clustered_sem(np.where(apart == 3, np.inf, values), pairs))

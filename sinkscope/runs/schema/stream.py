@@ -27,7 +27,8 @@ class Average(Record):
     mean: Number
     """The mean."""
     sem: Number
-    """Standard error of the mean, from the means of the sequences."""
+    """Standard error of the mean, from the means of the sequences. Sequences of several datasets over the same document
+    count as one cluster."""
 
 
 class TopPosition(Record):
