@@ -427,6 +427,20 @@ def test_what_is_measured_before_all_arms_is_that_of_the_uncompiled_model(loud: 
     assert all(torch.equal(found(loud, name), each) for name, each in zip(names, expected, strict=True))
 
 
+def test_random_channels_of_several_blocks_differ() -> None:
+    """As the massive ones do: else the control changes fewer channels, one of them at several blocks."""
+    setting: Any = SimpleNamespace(seed=0)
+    arm = massive.ReplacedElements("random", elements={"layers.0": [5, 3], "layers.2": [7]})
+    drawn = []
+    for draw in range(40):
+        forward = Pass(setting, IDS, draw=draw)
+        first, second = (arm._drawn(forward, path, 16).tolist() for path in arm.elements)
+        assert (len(first), len(second)) == (2, 1)
+        drawn.append((*first, *second))
+    assert all(len(set(channels)) == 3 for channels in drawn)
+    assert len(set(drawn)) > 30
+
+
 def test_the_mean_of_massive_elements_is_that_of_the_other_sequences(loud: Any) -> None:
     """Where all sequences are one, every element is replaced by its own value."""
     ids = IDS[:1].clone()

@@ -83,13 +83,20 @@ class ReplacedElements(Arm):
         def change(x: Tensor) -> Tensor:
             massive = self._chosen(x, channels)
             counts.add_(massive.sum((1, 2)).cpu())
-            target = channels if not self.random else _drawn(forward, x.shape[-1], len(channels))
+            target = self._drawn(forward, path, x.shape[-1]) if self.random else channels
             values = x[..., target.to(x.device)]
             changed = x.clone()
             changed[..., target.to(x.device)] = torch.where(massive, self._instead(forward, path, values), values)
             return changed
 
         return change
+
+    def _drawn(self, forward: Pass, path: str, width: int) -> Tensor:
+        """As many random channels as are changed at this block. No channel is drawn at two blocks."""
+        paths = [*self.elements]
+        before = sum(len(self.elements[path]) for path in paths[: paths.index(path)])
+        order = forward.common_generator().permutation(width)
+        return torch.from_numpy(order[before : before + len(self.elements[path])].copy())
 
     def _chosen(self, x: Tensor, channels: Tensor) -> Tensor:
         """Which elements of these channels are massive and asked for, bool (batch, T, channel)."""
@@ -123,10 +130,6 @@ def block_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
         return (change(args[0]), *args[1:]), kwargs
 
     return hook
-
-
-def _drawn(forward: Pass, width: int, count: int) -> Tensor:
-    return torch.from_numpy(forward.common_generator().permutation(width)[:count].copy())
 
 
 def is_massive(x: Tensor, channels: Tensor) -> Tensor:
