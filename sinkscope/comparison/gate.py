@@ -163,6 +163,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     tallies = [_tally(judgement, q, policy.significance) for judgement, q in zip(judged, _pooled(judged), strict=True)]
     if not any(tally.places for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
+    notes += [_idle(tally) for tally in tallies if not tally.places]
     return Verdict(_named(now, baseline), _named(baseline, now), same, tallies, notes)
 
 
@@ -302,6 +303,13 @@ def _tally(judged: _Judged, q: np.ndarray | None, significance: float) -> Tally:
     places = int((failed | ~np.isnan(change if judged.p is None else judged.p)).sum())
     moved = judged.level.places.assign(baseline=a, now=b, allowed=judged.allowed, breach=failed)
     return Tally(rule, judged.domain, places, largest, breaches, moved)
+
+
+def _idle(tally: Tally) -> str:
+    """Says that a rule judged nothing: a check that passes would read as if the rule held."""
+    missing = tally.moved["baseline"].isna().all()
+    why = "neither side has a value" if missing else "one sequence alone has a value, so that no test can be made"
+    return f"{tally.domain}: {tally.rule.metric} at level {tally.rule.level} judged nothing: {why}"
 
 
 def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:

@@ -79,6 +79,23 @@ def test_two_models_of_one_name_are_told_apart(tmp_path: Path, fact: str, value:
     assert check(now, baseline_of(now), STRICT).model == "tiny", "nothing tells them apart"
 
 
+def test_a_rule_that_judges_nothing_is_named() -> None:
+    """It could not fail: without a word, a check that passes reads as if the rule held."""
+    other = scanned(text=1)
+    before, now = scanned(), scanned()
+    for run in (before, now, other):
+        later = run.sequences["sequence"] > 0
+        run.sequences["matrix_entropy"] = run.sequences["matrix_entropy"].mask(later)
+    rules = [Rule(metric=name, level="layer", max_change=1e6) for name in ("bos_mass", "matrix_entropy")]
+    domain = other.manifest.data[0].domain
+    verdict = check(other, baseline_of(before), Policy(rules=rules))
+    said = f"{domain}: matrix_entropy at level layer judged nothing: one sequence alone has a value"
+    assert verdict.passed
+    assert any(note.startswith(said) for note in verdict.notes)
+    assert not any("judged nothing" in note for note in check(now, baseline_of(before), Policy(rules=rules)).notes)
+    assert said.partition(":")[0] in render_verdict(verdict)
+
+
 def test_exit_codes(tmp_path: Path) -> None:
     assert run_check(tmp_path, "").exit_code == 0
     failed = run_check(tmp_path, "zero head")
