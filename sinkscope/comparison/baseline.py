@@ -179,8 +179,17 @@ def _dump(value: Any) -> str:
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def as_kept(means: np.ndarray) -> np.ndarray:
+    """Means as the file holds them."""
+    return np.array(_shortened(means, MEAN_DIGITS), dtype=float)
+
+
+def _shortened(values: np.ndarray, digits: int) -> list[float]:
+    return [float(f"{value:.{digits}g}") for value in values]
+
+
 def _rounded(values: np.ndarray, digits: int) -> list[float | int]:
-    short = [float(f"{value:.{digits}g}") for value in values]
+    short = _shortened(values, digits)
     return [int(value) if value == value and abs(value) < 1e6 and value == int(value) else value for value in short]
 
 

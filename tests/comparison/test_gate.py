@@ -79,6 +79,19 @@ def test_two_models_of_one_name_are_told_apart(tmp_path: Path, fact: str, value:
     assert check(now, baseline_of(now), STRICT).model == "tiny", "nothing tells them apart"
 
 
+def test_the_rounding_of_the_file_is_no_change(tmp_path: Path) -> None:
+    """A policy that lets nothing move passes the run that the baseline was written from, and no other."""
+    nothing = Policy(rules=[Rule(metric=name, level="layer", max_change=0.0) for name in ("bos_mass", "inf_norm")])
+    kept = read_baseline(baseline_file(tmp_path))
+    verdict = check(scanned(), kept, nothing)
+    assert verdict.passed
+    assert [tally.largest for tally in verdict.tallies] == [0.0, 0.0]
+    assert not check(scanned("noise"), kept, nothing).passed
+    moved = scanned()
+    moved.sequences["inf_norm"] *= 1 + 1e-4
+    assert len(check(moved, kept, nothing).breaches) == 3
+
+
 def test_a_rule_that_judges_nothing_is_named() -> None:
     """It could not fail: without a word, a check that passes reads as if the rule held."""
     other = scanned(text=1)
