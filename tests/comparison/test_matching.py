@@ -194,6 +194,7 @@ def test_no_threshold_judges_weights_that_are_no_shares(pair: tuple[Run, Run]) -
         ([0.4, 0.1, 0.9], "returned", None),
         ([0.9, 0.8, 0.5], "start", None),
         ([0.1, np.nan, 0.5], None, None),
+        ([0.5, np.nan, 0.5], None, None),
         ([0.1, 0.2, 0.5], "ramp", 0.75),
         ([0.1, 0.1, 0.5], "jump", 1.0),
     ],

@@ -106,10 +106,10 @@ def _emergence_of(steps: np.ndarray, scores: np.ndarray, epsilon: float) -> dict
     row["emerged"] = steps[emerged]
     if emerged == 0:
         return row | {"shape": "start"}
-    if scores[0] > epsilon:
-        return row | {"shape": "returned"}
     if np.isnan(scores).any():
         return row
+    if scores[0] > epsilon:
+        return row | {"shape": "returned"}
     rise = scores[-1] - scores[0]
     half = _stays(scores >= scores[0] + rise / 2)
     gain = float(np.diff(scores).max() / rise)
