@@ -26,6 +26,7 @@ from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.per_sequence import domains
 from sinkscope.runs.run import Run
+from sinkscope.runs.saved.arms_table import versus_random
 from sinkscope.runs.statistics import Difference, equivalence, paired_difference, welch_difference
 from sinkscope.tables.summary import contrast_table
 from sinkscope.tables.values import Domain, SiteValues
@@ -131,6 +132,23 @@ def test_an_unchanged_head_is_left_out_in_one_of_twenty(count: int, paired: bool
         assert alarms == int((found.p < LEVEL).sum())
         if name == "normal" and paired:
             assert alarms >= binom.ppf(RARE, draws, LEVEL)
+
+
+@pytest.mark.parametrize("trials", slow_but([300, 2_500], 300))
+@pytest.mark.parametrize(("draws", "floor"), [(2, 0.87), (5, 0.94)])
+def test_coverage_beside_random_draws(draws: int, floor: float, trials: int, tell: Tell) -> None:
+    """Losses of 16 sequences under an arm and under random draws, which differ by `spread` from each other."""
+    seed, truth = 13, 0.5
+    noise = np.random.default_rng(seed)
+    for spread in (0.0, 0.1, 0.4, 1.0):
+        held = 0
+        for _ in range(trials):
+            text = noise.normal(2, 1, 16)
+            arm = text + truth + noise.normal(0, 0.2, 16)
+            control = text + noise.normal(0, spread, (draws, 1)) + noise.normal(0, 0.3, (draws, 16))
+            held += not leaves_out(versus_random(arm, control), truth)
+        tell(f"{draws} draws, spread {spread}, seed {seed}: {100 * held / trials:.1f} % of {trials} intervals")
+        assert held >= trials - most_alarms(trials, 1 - floor)
 
 
 def simulated(seed: int, count: int, paired: bool) -> Iterator[tuple[Run, Run]]:
