@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,8 @@ def level_rows(
     `names`: per-sequence metrics; those that a run lacks at this level are left out. `margins`: margins of equivalence
     by metric; without any, the columns on equivalence are left out.
     """
+    if paired and level != "head":
+        a, b = _with_shared_values(a, b, pair, names)
     first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
     shared = [name for name in first.names if name in second.names]
     partner = same_places(first.places, second.places)
@@ -59,6 +61,29 @@ def level_rows(
             rows = rows.assign(margin=margin, p_equivalent=p, p_equivalent_holm=holm(p))
         frames.append(rows)
     return concatenated(frames)
+
+
+def _with_shared_values(a: Run, b: Run, pair: Pair, names: list[str]) -> tuple[Run, Run]:
+    """The runs without the values that the other one lacks at the same place of the same sequence.
+
+    A mean over heads would else be over other heads in each run, and their difference no difference of any head.
+    """
+    keys = ["sequence", "stream", "layer", "head"]
+    tables = [run.sequences[run.sequences["domain"] == domain] for run, domain in ((a, pair[0]), (b, pair[1]))]
+    indexed = [rows.assign(head=rows["head"].fillna(-1).astype(int)).set_index(keys)[names].isna() for rows in tables]
+    order = indexed[0].index.intersection(indexed[1].index)
+    if not all(missing.index.is_unique for missing in indexed):  # `same_places` refuses such runs
+        return a, b
+    own, other = (missing.loc[order] for missing in indexed)
+    if own.equals(other):
+        return a, b
+    masked = []
+    for run, rows, missing, others in ((a, tables[0], indexed[0], other), (b, tables[1], indexed[1], own)):
+        gone = others.reindex(missing.index, fill_value=False).set_axis(rows.index)
+        table = run.sequences.copy()
+        table.loc[rows.index, names] = rows[names].mask(gone)
+        masked.append(replace(run, sequences=table))
+    return masked[0], masked[1]
 
 
 def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:

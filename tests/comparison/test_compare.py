@@ -476,3 +476,24 @@ def test_every_command_that_may_scan_has_its_options(command: str) -> None:
     for option in ("--device", "--dtype", "--trust-remote-code", "--quiet"):
         assert option in text
     assert "spot" not in text.replace("on the spot", "")
+
+
+def test_means_over_heads_are_over_the_same_heads_in_both_runs() -> None:
+    """A value that one run lacks leaves both means: else their difference is no difference of any head."""
+    a, b = scanned(), scanned("noise")
+    for run, sequences in ((a, [0, 1]), (b, [1, 2])):
+        rows = run.sequences
+        gone = (rows["layer"] == 1) & (rows["head"] == 2) & rows["sequence"].isin(sequences)
+        rows["bos_mass"] = rows["bos_mass"].mask(gone.fillna(False).astype(bool))
+    first, second = (
+        run.sequences[run.sequences["head"].notna()].pivot_table(
+            "bos_mass", ["layer", "sequence"], "head", dropna=False
+        )
+        for run in (a, b)
+    )
+    found = compare(a, b, metrics=["bos_mass"])
+    by_layer = (second - first).astype(float).mean(axis=1).groupby("layer").mean()
+    assert found.layers["difference"].to_numpy() == pytest.approx(by_layer.to_numpy(), abs=1e-12)
+    overall = (second - first).astype(float).unstack("layer").mean(axis=1).mean()
+    assert found.summary["difference"].to_numpy() == pytest.approx([overall], abs=1e-12)
+    assert a.sequences["bos_mass"].isna().sum() == 2 + a.sequences["head"].isna().sum(), "the runs stay as they were"
