@@ -10,6 +10,7 @@ from math import floor, log10
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from arm_folders import write_arms
 from browser import CHROMIUM, Browser
@@ -228,6 +229,29 @@ def test_two_runs_stand_side_by_side_where_there_is_room(browser: Browser, tmp_p
     a, b = browser.get(BOXES)
     assert a[3] <= b[1], "one below the other"
     assert browser.get("document.documentElement.scrollWidth") <= 390
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.mark.slow
+def test_no_table_of_two_runs_is_cut_on_a_common_screen(browser: Browser, tmp_path: Path) -> None:
+    runs = [scanned(), scanned("noise")]
+    token = {"kind": "attention", "token": "\u2581classroom", "region": "special", "first": True, "occurrences": 32,
+             "sinks": 32, "rate": 1.0, "heads": 53, "first_layer": 0, "last_layer": 17, "mean_alpha": 0.497,
+             "sink_share": 1.0}  # fmt: skip
+    for run in runs:
+        run.tokens = pd.DataFrame([token]).reindex(columns=run.tokens.columns)
+    arms = [[load_arms(write_arms(tmp_path / f"arms{index}", run))] for index, run in enumerate(runs)]
+    path = tmp_path / "report.html"
+    path.write_text(render_report(runs, compare(*runs), arms), encoding="utf-8")
+    width(browser, 1280)
+    browser.open(path)
+    cut = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).map(box => " \
+          "box.textContent)"  # fmt: skip
+    assert browser.get("document.querySelectorAll('table.arms').length") == 2
+    assert browser.get(cut) == []
+    assert browser.get("[...document.querySelectorAll('h2')].map(e => e.textContent)")[2:4] == [
+        "What A loses under interventions: arms0", "What B loses under interventions: arms1"
+    ]  # fmt: skip
     browser.call("Emulation.clearDeviceMetricsOverride")
 
 

@@ -46,14 +46,14 @@ def arms_view(arms: SavedArms) -> dict[str, Any]:
 
 
 def _row(row: dict[Any, Any], control: dict[Any, Any] | None, scale: Scale) -> dict[str, Any]:
-    against = estimate(row["versus_random"], row["versus_random_sem"], 4, sign=True)
     return {
         "arm": _named(row), "destroyed": row["destroyed"] is True, "knee": row["knee"] is True,
         "increase": fixed(row["increase"], 4, sign=True),
         "interval": interval(row["increase_low"], row["increase_high"], 4),
         "control": "" if control is None else _named(control),
         "random": MISSING if control is None else fixed(control["increase"], 4, sign=True),
-        "against": against if control is None else f"{against}, p {probability(row['versus_random_p'])}",
+        "against": estimate(row["versus_random"], row["versus_random_sem"], 4, sign=True),
+        "p": "" if control is None else probability(row["versus_random_p"]),
         "kl": fixed(row["kl"], 4), "top1": fixed(row["top1"], 3), "drawing": scale.drawing(row, control),
     }  # fmt: skip
 
