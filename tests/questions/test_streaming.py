@@ -193,13 +193,20 @@ def test_a_gate_after_attention_leaves_distant_write_empty() -> None:
     assert gated["distant_mass"].equals(plain["distant_mass"])
 
 
+def test_a_cache_without_first_tokens_is_named_by_its_window() -> None:
+    run = streaming(tiny("llama"), random_ids(1, T), sinks=0)
+    [line] = [line for line in run.summary.streams["text"].in_words if line.startswith("Streaming")]
+    assert line.endswith(f"from keys other than the last {WINDOW} tokens.")
+
+
 @pytest.mark.slow
 def test_what_keeps_no_cache_is_empty_and_says_so() -> None:
     short = streaming(tiny("llama"), random_ids(1, WINDOW + SINKS))
     assert short.measured["streaming"][NAMES].isna().all(axis=None)
     assert short.layers["lazy_score"].isna().all()
     [line] = [line for line in short.summary.streams["text"].in_words if line.startswith("Streaming")]
-    assert "give a smaller --window or a larger --seq-len" in line
+    assert f"no sequence is longer than the first {SINKS} tokens and the last {WINDOW}." in line
+    assert "--" not in line, "a model card has this line, too"
     both = streaming(tiny("bert"), random_ids(1, T))
     assert both.measured["streaming"][NAMES].isna().all(axis=None)
     assert any("no causal self-attention" in line for line in both.summary.streams["text"].in_words)

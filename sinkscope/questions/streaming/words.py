@@ -28,15 +28,23 @@ def add_streaming(streams: dict[str, StreamSummary], table: pd.DataFrame, reques
             "heads": measured,
             "idle_heads": idle,
         }
-        sinks = request.options["sinks"]
-        kept = f"the first {f'{sinks} tokens' if sinks != 1 else 'token'} and the last {request.options['window']}"
+        kept = _kept(request.options["sinks"], request.options["window"])
         if measured:
             text = (
                 f"{of_heads(idle, measured, 'write')} less than 1 % of {'its' if idle == 1 else 'their'} energy from "
                 f"keys other than {kept}{', in every dataset' if several_datasets(rows) else ''}."
             )
         elif stream.causal and stream.tokens_per_sequence <= request.options["window"] + request.options["sinks"]:
-            text = f"no sequence is longer than {kept}: give a smaller --window or a larger --seq-len."
+            text = (
+                f"the cache keeps every key, as no sequence is longer than {kept}. Longer sequences or a smaller "
+                "window would tell."
+            )
         else:
             text = "not measured: no causal self-attention whose heads' writes can be read."
         stream.in_words.append(f"Streaming: {text}")
+
+
+def _kept(sinks: int, window: int) -> str:
+    """The keys that a streaming cache keeps."""
+    last = f"the last {window}{'' if sinks else ' tokens'}"
+    return f"the first {f'{sinks} tokens' if sinks != 1 else 'token'} and {last}" if sinks else last

@@ -83,7 +83,7 @@ def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTes
     if not listed and tested and all(test.sequences < test.needed for test in tested):
         best = max(tested, key=lambda test: test.sequences - test.needed)
         return (
-            f"Too few sequences to tell which tokens switch heads on: with {best.tests} tests, q < {CHANCE:g} takes a "
+            f"Too few sequences to tell which tokens switch heads on: with {best.tests} tests, q < {CHANCE:g} needs a "
             f"token that occurs in {best.needed} sequences; the most frequent one occurs in {best.sequences}."
         )
     return "No token switches a head on: none doubles its share of rows that are on."
