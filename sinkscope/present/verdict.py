@@ -106,12 +106,13 @@ SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 
 
 def render_verdict(verdict: Verdict) -> str:
-    """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
-    lines = [*wrapped(headline(verdict), rest="  "), *where(verdict)]
-    lines += [line for note in verdict.notes for line in wrapped(f"note: {printable(note)}", rest="  ")]
+    """The verdict, where the change begins, then the breaches that are farthest beyond their bounds."""
+    told = [headline(verdict), *where(verdict), *(f"note: {printable(note)}" for note in verdict.notes)]
+    lines = [line for sentence in told for line in wrapped(sentence, rest="  ")]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)
-    lines += [f"  {describe(breach, several)}" for breach in ordered[:SHOWN]]
+    for breach in ordered[:SHOWN]:
+        lines += wrapped(describe(breach, several), first="  ", rest="    ")
     if len(ordered) > SHOWN:
         lines.append(f"  and {len(ordered) - SHOWN} more (--json or --junit lists them all)")
     return "\n".join(lines) + "\n"

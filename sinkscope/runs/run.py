@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,8 +226,6 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     is_csv, shape = name in CSV_TABLES, manifest.tables[name]
     file = f"{name}.csv" if is_csv else f"{name}.parquet"
     _check_content(folder, file, manifest.files)
-    if not (folder / file).is_file():
-        raise FileNotFoundError(errno.ENOENT, f"{file} is missing, or no file")
     table = _read_csv(folder / file, shape) if is_csv else pd.read_parquet(folder / file)
     missing = [key for key in _places(name) if key not in table]
     if missing:
@@ -262,7 +259,10 @@ def _read_csv(path: Path, shape: TableFacts) -> pd.DataFrame:
 
 
 def _check_content(folder: Path, file: str, known: dict[str, str]) -> None:
-    """Raises ValueError where a file is not the one that the manifest was written with; `known`: empty for old runs."""
+    """Raises ValueError where a file is missing, or not the one that the manifest was written with; `known`: empty for
+    old runs."""
+    if not (folder / file).is_file():
+        raise ValueError(f"{file} is missing, or no file")
     if known and sha256_of(folder / file) != known.get(file):
         raise ValueError(
             f"{file} does not belong to this run: it was changed, or another scan wrote it (its SHA-256 is not the "

@@ -84,7 +84,7 @@ def render_explicit(record: dict[str, Any], error: float, folder: Path) -> str:
     return (
         f"largest absolute error on 1000 evaluation sequences: {significant(error, 3)}\n"
         f"written to {where}: measure it with `sinkscope trigger scan {where}`\n"
-        f"again: {printable(record['command'])}\n"
+        f"again: {printable(record['command'])} FOLDER\n"
     )
 
 

@@ -142,7 +142,9 @@ def test_a_zeroed_head_is_named() -> None:
 def test_the_screen_says_first_where_the_change_began_and_what_is_worst() -> None:
     """Layer 1's head 0 was zeroed: layer 2 reads what it wrote, layer 0 does not."""
     verdict = check(scanned("zero head"), baseline_of(scanned()))
-    lines = render_verdict(verdict).splitlines()
+    text = render_verdict(verdict)
+    assert max(map(len, text.splitlines()[1:])) <= 80, "the first line is one line"
+    lines = text.replace("\n  heads", " heads").splitlines()
     heads = {(breach.layer, breach.head) for breach in verdict.breaches if breach.head is not None}
     assert lines[1].startswith("first moved: layer 1 (")
     assert lines[1].endswith(f"; {len(heads)} heads moved in 2 layers")

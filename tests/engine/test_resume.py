@@ -293,6 +293,14 @@ def test_a_table_without_what_tells_its_rows_apart_is_one_line(
         load_run(folder)
 
 
+@pytest.mark.parametrize("name", ["summary.json", "heads.csv", "sequences.parquet"])
+def test_a_run_without_a_file_says_which(name: str, unbroken: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    (folder / name).unlink()
+    with pytest.raises(sinkscope.SinkscopeError, match=rf"is damaged: {name} is missing, or no file$"):
+        load_run(folder)
+
+
 def test_a_place_that_cannot_hold_shards_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(sinkscope.SinkscopeError, match=r"^cannot write .*/file/run/shards: Not a directory$"):

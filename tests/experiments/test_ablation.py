@@ -320,6 +320,7 @@ def test_words(shift: float, verdict: str) -> None:
     arms = [Arm(UNABLATED, losses=base), Arm("honor:low", 0.1, heads={"a": [0]}, losses=base + 0.6 + shift)]
     arms += [Arm(RANDOM, 0.1, n, {"a": [n]}, base + 0.6 + draw.normal(0, 0.05, 10)) for n in range(4)]
     result = summarise(arms, [f"text {n}" for n in range(10)], {}, [])
+    assert result.words[0].startswith("honor:low at 10 % (1 head): loss +")
     assert verdict in result.words[0]
     rows = result.table.set_index("arm")
     random = np.stack([arm.losses for arm in arms[2:]])

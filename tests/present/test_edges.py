@@ -177,6 +177,13 @@ def test_a_device_that_does_not_tell_its_memory() -> None:
     assert "What fits is not known: this device does not tell its memory." in text
 
 
+def test_a_bench_of_one_thread_and_of_less_than_a_second() -> None:
+    costs = dict.fromkeys((PLAIN, BACKBONE, SCAN, LATER), Cost([0.01], 1234.5, None, None))
+    text = render_bench(Speed("tiny", "cpu", "float32", 1, 64, 32, 0.25, 128, None, costs, {}))
+    assert "on cpu, 1 thread: 32 x" in text
+    assert "takes less than 1 s here" in " ".join(text.split())
+
+
 def test_figures_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SinkscopeError, match=r"figures need matplotlib: pip install 'sinkscope\[figures\]'"):

@@ -336,6 +336,7 @@ def test_explicit_command(tmp_path: Path) -> None:
     assert run.heads["bos_mass"].max() < 0.1
     assert "0 of 2 heads have a sink" in run.summary.task["in_words"][0]
     command = json.loads((tmp_path / "out" / "config.json").read_text())["training"]["command"]
+    assert f"again: {command} FOLDER\n" in result.output
     again = call(*command.split()[2:], str(tmp_path / "again"))
     assert again.exit_code == 0, again.stderr
     for name in ("config.json", "model.safetensors"):

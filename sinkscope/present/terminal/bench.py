@@ -14,7 +14,7 @@ SEQUENCES = 32
 
 def render_bench(speed: Speed) -> str:
     """One row per contender, then what each computes, how long a scan takes and what fits into memory."""
-    threads = f", {speed.threads} threads" if speed.device == "cpu" else ""
+    threads = f", {speed.threads} thread{'s' * (speed.threads != 1)}" if speed.device == "cpu" else ""
     rounds = len(speed.costs[SCAN].seconds)
     lines = [
         *wrapped(
@@ -56,9 +56,13 @@ def _scan_time(speed: Speed) -> str:
     spectra = min(batches, speed.first_batches) * max(0.0, first - later)
     seconds = batches * min(first, later) + spectra
     return (
-        f"A scan of {SEQUENCES} sequences of {speed.seq_len} tokens takes about {seconds:.0f} s here after its start, "
+        f"A scan of {SEQUENCES} sequences of {speed.seq_len} tokens takes {_about(seconds)} here after its start, "
         f"of which {spectra / seconds:.0%} for matrix_entropy."
     )
+
+
+def _about(seconds: float) -> str:
+    return f"about {seconds:.0f} s" if seconds >= 1 else "less than 1 s"
 
 
 def _start(speed: Speed) -> str:

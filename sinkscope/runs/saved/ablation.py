@@ -125,7 +125,8 @@ def _row(own: list[ZeroedArm], losses: np.ndarray, base: ZeroedArm) -> dict[str,
 
 
 def _sentence(row: dict[str, Any], beside: str) -> str:
-    start = f"{row['arm']} at {100 * row['fraction']:g} % ({row['heads']} heads): loss {row['increase']:+.4f}"
+    zeroed = f"{row['heads']} head{'s' * (row['heads'] != 1)}"
+    start = f"{row['arm']} at {100 * row['fraction']:g} % ({zeroed}): loss {row['increase']:+.4f}"
     return f"{start}; {beside}." if row["heads"] else f"{start}, nothing zeroed."
 
 
