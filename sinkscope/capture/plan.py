@@ -22,7 +22,7 @@ from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
 from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, holds_same_keys, in_pieces, keeps_keys, no_maps
-from sinkscope.capture.private_doors import is_out_of_memory
+from sinkscope.capture.private_doors import is_out_of_memory, is_smaller_than_kernel
 from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
 from sinkscope.errors import SinkscopeError, all_lines
@@ -174,7 +174,13 @@ def runnable(model: nn.Module, given: str = "its main input alone", advice: str 
     except Exception as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        raise SinkscopeError(f"{type(model).__name__} cannot be run on {given}: {all_lines(error)}{advice}") from error
+        name = type(model).__name__
+        if is_smaller_than_kernel(error):
+            raise SinkscopeError(
+                f"{name}: the input is shorter or smaller than the kernel of one of its convolutions: give longer "
+                "recordings or larger pictures"
+            ) from error
+        raise SinkscopeError(f"{name} cannot be run on {given}: {all_lines(error)}{advice}") from error
 
 
 def _seen(module: str, call: AttentionCall, path: str, window: int | None) -> Seen:

@@ -426,6 +426,14 @@ def lost_process(error: BaseException) -> bool:
     return "gloo/transport" in str(error) or type(error).__name__.startswith("Dist")
 
 
+# torch: whether a convolution was given less than its kernel
+
+
+def is_smaller_than_kernel(error: BaseException) -> bool:
+    """Whether a convolution refused an input that is shorter or smaller than its kernel. Torch has no class for it."""
+    return isinstance(error, RuntimeError) and "Kernel size can't be greater than actual input size" in str(error)
+
+
 # torch: every operation of a thread, the memory behind a tensor, and counts of floating-point operations
 
 

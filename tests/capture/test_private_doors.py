@@ -297,6 +297,13 @@ def test_only_errors_of_an_exchange_say_that_a_process_is_gone() -> None:
     assert not doors.lost_process(RuntimeError("CUDA out of memory."))
 
 
+def test_a_convolution_says_that_its_input_is_smaller_than_its_kernel() -> None:
+    with pytest.raises(RuntimeError) as found:
+        torch.nn.Conv1d(1, 1, 10)(torch.zeros(1, 1, 5))
+    assert doors.is_smaller_than_kernel(found.value)
+    assert not doors.is_smaller_than_kernel(RuntimeError("a layer failed"))
+
+
 @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
 def test_a_registry_is_replaced_for_every_instance(interface: Any) -> None:
     before = doors.registry_of(interface)

@@ -245,6 +245,7 @@ def test_folders_that_cannot_be_read(
         ("wav2vec2", {"input_values": torch.zeros(1, 6400), "decoder_input_ids": [[1, 2]]}, "no decoder"),
         ("wav2vec2", {"pixel_values": torch.zeros(1, 3, 32, 32)}, "takes no pictures"),
         ("bert", {"input_values": torch.zeros(1, 6400)}, "takes no sound"),
+        ("wav2vec2", {"input_values": torch.zeros(1, 5)}, "kernel of one of its convolutions: give longer recordings"),
     ],
 )
 def test_the_wrong_kind_of_input_is_refused(family: str, data: Any, words: str) -> None:
