@@ -16,10 +16,10 @@ from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
 from sinkscope.cli.scan_job import SETTINGS, ScanJob, run_folder
 from sinkscope.cli.scan_options import MoreOfScan, QuestionOptions
+from sinkscope.engine.launch import start_processes
 from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
-    from sinkscope.engine.launch import Processes
     from sinkscope.runs.run import Run
 
 
@@ -78,7 +78,7 @@ def scan(
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
     options = text.settings() | more.settings() | asdict(asked)
-    processes = launched(text.device, more.tp)
+    processes = start_processes(text.device, more.tp)
     listed = [] if more.names is None else processes.on_main(partial(names_in, more.names))
     models = list(dict.fromkeys([*(model or []), *listed]))
     if not models:
@@ -101,21 +101,6 @@ def scan(
         show(run, written, as_json, quiet)
         return
     scan_all(job, models, lambda name: out / name if out else chosen_folder(job, name), as_json)
-
-
-def launched(device: str, tp: bool) -> Processes:
-    """Joins the processes that share the scan. Raises SinkscopeError where --tp does not fit the launch or --device."""
-    from sinkscope.engine.launch import start_processes
-    from sinkscope.engine.launcher import size
-    from sinkscope.errors import SinkscopeError
-
-    if tp and size() == 1:
-        raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
-    if tp and device != "auto":
-        raise SinkscopeError(
-            "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
-        )
-    return start_processes(device, tp)
 
 
 def own_name(model: str, adapter: Path | None) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from sinkscope.capture import plan
 from sinkscope.capture.plan import runnable
 from sinkscope.checkpoints import Checkpoint
@@ -35,9 +33,8 @@ def prepared(
     forward = kind.forward
     with blaming(type(kind)):
         short, extra = kind.probe()
-        advice = kind.signal_to_give(extra)
+        other, advice = kind.other_probe(short, extra), kind.signal_to_give(extra)
     with memory_needed(f"a dry run of {DRY_RUN_TOKENS} tokens"):
-        other = None if extra else _other_tokens(short)
         call_plan = plan(
             checkpoint.model, partial(forward, short, **extra), None if other is None else partial(forward, other),
             advice,
@@ -62,13 +59,6 @@ def prepared(
         declared=declared.asked(measures) if left_out else declared, processes=processes, heads=heads, strict=strict,
     )  # fmt: skip
     return loop, request
-
-
-def _other_tokens(ids: Tensor) -> Tensor | None:
-    """A sequence of the same token ids, [1, token], with another one at every position. None for what holds no ids, or
-    for ids that repeat."""
-    turned = ids.roll(1, -1)
-    return None if ids.is_floating_point() or bool((turned == ids).any()) else turned
 
 
 def _short_pass(checkpoint: Checkpoint, reading: Reading) -> Any:

@@ -62,6 +62,12 @@ class InputKind(ABC):
         """Returns one short input for the dry run, [1, ...], and the model's other inputs, by keyword."""
         return probe(self.checkpoint), {}
 
+    def other_probe(self, ids: Tensor, given: Collection[str]) -> Tensor | None:
+        """Returns the token ids of the probe with another one at every position. None where there are other inputs, no
+        ids, or ids that repeat."""
+        turned = ids.roll(1, -1)
+        return None if given or ids.is_floating_point() or bool((turned == ids).any()) else turned
+
     def signal_to_give(self, given: Collection[str]) -> str:
         """What the error of a model that fails on the probe says of pictures or sound that it takes beside text, as
         CLIP does; nothing where these are `given`."""
