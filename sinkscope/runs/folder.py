@@ -194,7 +194,7 @@ def measuring(target: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def taken(target: Path) -> Iterator[None]:
     """Takes `target` for a measurement that is about to load its model: as `measuring`, but makes the folder first.
-    Where nothing came into it by the end of the block, it is removed.
+    What is empty of it at the end of the block is removed.
 
     Raises SinkscopeError where another process measures into it, or the folder cannot be written.
     """
@@ -209,7 +209,7 @@ def taken(target: Path) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(OSError):
-            for path in made:
+            for path in dict.fromkeys((target / UNFINISHED, *made)):
                 path.rmdir()
 
 

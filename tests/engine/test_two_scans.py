@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from conftest import Refused, Scan
 
 import sinkscope
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs import whole
 from sinkscope.runs.folder import UNFINISHED, measuring
 
 OPTIONS: dict[str, Any] = {"data": ["prose"], "num_sequences": 4, "seq_len": 16}
@@ -41,17 +45,28 @@ def test_the_command_is_refused_before_the_model_is_looked_at(
     assert theirs(measured_elsewhere) == before
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock as another process does: in a process that measures, `measuring` locks it once."""
+    lock = whole.locked(folder / UNFINISHED)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def test_a_scan_that_chose_the_folder_at_the_same_time_is_refused(measured_elsewhere: Path, tiny_model: Any) -> None:
     """The folder was free when both looked, before they loaded their models."""
     before, ids = theirs(measured_elsewhere), list(range(64))
-    with measuring(measured_elsewhere), pytest.raises(SinkscopeError, match="another process measures into"):
+    with locked(measured_elsewhere), pytest.raises(SinkscopeError, match="another process measures into"):
         sinkscope.scan(tiny_model, **OPTIONS | {"data": [ids]}, shards=measured_elsewhere)
     assert theirs(measured_elsewhere) == before
 
 
 def test_arms_are_refused_too(measured_elsewhere: Path, tiny_model: Any) -> None:
     before, rows = theirs(measured_elsewhere), [list(range(64)), list(range(100, 164))]
-    with measuring(measured_elsewhere), pytest.raises(SinkscopeError, match="another process measures into"):
+    with locked(measured_elsewhere), pytest.raises(SinkscopeError, match="another process measures into"):
         sinkscope.arms(tiny_model, ["keys:first1"], data=rows, seq_len=16, shards=measured_elsewhere)
     assert theirs(measured_elsewhere) == before
 
