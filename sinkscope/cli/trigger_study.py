@@ -80,7 +80,7 @@ def necessity(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="FOLDER", help="Folder for models and the table; models already there are taken."
+            "--out", "-o", metavar="FOLDER", help="Folder for models and the table. Models in it are not trained again."
         ),
     ],
     group: Annotated[
@@ -121,7 +121,7 @@ def study(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="FOLDER", help="Folder for models and tables; models already there are taken."
+            "--out", "-o", metavar="FOLDER", help="Folder for models and tables. Models in it are not trained again."
         ),
     ],
     default: Annotated[
@@ -137,7 +137,7 @@ def study(
     steps: Annotated[int, typer.Option(help="Steps after which a model counts as unsolved.")] = 6000,
     quiet: Quiet = False,
 ) -> None:
-    """Train default x attention x seeds with one layer, and say of each which pattern it learned: sink, diagonal, ...
+    """Train a one-layer model for each default, attention and seed; say which pattern each learned: sink, diagonal, ...
 
     Prints a table in Markdown; study.csv holds one row per model, patterns.csv what each pattern could reach at best.
 

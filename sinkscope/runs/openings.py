@@ -63,9 +63,9 @@ def no_verdict(first: Sequence[str], prepend: Sequence[int]) -> str | None:
     opened = openings(first, prepend)
     may_be_bos = [opening for opening in opened if opening.first == "auto" or repeats(opening.first) is not None]
     if all(repeats(opening.first) is not None for opening in opened):
-        return "every text is read with BOS; add --first random"
+        return "every text is read with BOS; give --first random as well"
     if not any(opening.prepend or (repeats(opening.first) or 1) > 1 for opening in may_be_bos):
-        return "BOS never stands at a later position; add --first bos --prepend 0 --prepend 8"
+        return "BOS never stands at a later position; give --first bos --prepend 0 --prepend 8 as well"
     return None
 
 

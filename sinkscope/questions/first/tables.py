@@ -89,9 +89,12 @@ def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> s
             "each sequence; scan text with --first bos --first random --prepend 0 --prepend 8."
         )
     if rows["alpha_0_other_first"].isna().all():
-        return "Position or token: every text was read with BOS; add --first random."
+        return "Position or token: every text was read with BOS; scan with --first random as well."
     if rows["alpha_bos_later"].isna().all():
-        return "Position or token: BOS never stood at a later position; add --first bos --prepend 0 --prepend 8."
+        return (
+            "Position or token: BOS never stood at a later position; scan with --first bos --prepend 0 --prepend 8 as "
+            "well."
+        )
     heads, whose = rows, "heads"
     if rows["alpha_0_bos_first"].notna().any():
         heads, whose = sinks, "heads with a sink on BOS at position 0"
