@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +123,12 @@ def say(message: str) -> None:
 
     with suppress(OSError):
         print(shortened(f"sinkscope: {printable(message)}", LONGEST_LINE), file=sys.stderr, flush=True)
+
+
+def say_of(name: str, error: Exception) -> None:
+    """Prints the error of one of several models, with its name where the error lacks it."""
+    text = in_one_line(error)
+    say(f"error: {text}" if re.search(rf"(^|\s){re.escape(name)}($|[\s:])", text) else f"error: {name}: {text}")
 
 
 def warn_in_one_line() -> None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, DryRun, print_forecasts, put, say
+from sinkscope.cli.common import BAD_INPUT, DryRun, print_forecasts, put, say, say_of
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import TextScan, slug, slugs, with_options
 from sinkscope.cli.scan_job import SETTINGS, ScanJob, run_folder
 from sinkscope.cli.scan_options import MoreOfScan, QuestionOptions
 from sinkscope.engine.launch import start_processes
-from sinkscope.errors import in_one_line
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -129,7 +128,7 @@ def scan_all(job: ScanJob, models: list[str], place: Callable[[str], Path], as_j
         except typer.Exit:  # the scan was interrupted; typer derives Exit from RuntimeError
             raise
         except Exception as error:  # whatever it is, the other models are still scanned
-            say(f"error: {model}: {in_one_line(error)}")
+            say_of(model, error)
             failed.append(model)
             continue
         runs.append(run)

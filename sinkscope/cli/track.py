@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import BAD_INPUT, put, say
+from sinkscope.cli.common import BAD_INPUT, put, say, say_of
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, LOADED, WRITTEN
 from sinkscope.cli.options import TextScan, with_options
 from sinkscope.cli.scan_job import ScanJob
-from sinkscope.errors import SinkscopeError, in_one_line
+from sinkscope.errors import SinkscopeError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +118,7 @@ def scan_steps(
         except typer.Exit:  # Ctrl-C; typer derives Exit from RuntimeError
             raise
         except Exception as error:  # whatever it is, the other steps are still scanned
-            say(f"error: {step.shown}: {in_one_line(error)}")
+            say_of(step.shown, error)
             failed.append(step)
         else:
             check_alike(standing | runs)

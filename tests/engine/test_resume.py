@@ -600,6 +600,8 @@ def test_several_models_each_have_their_folder(scan_cli: Scan, tiny_folder: Path
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
     assert "1 of 3 models failed" in result.stderr
+    told = result.stderr.splitlines()[0]
+    assert told.count("absent") == 1, "the model is named once"
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {tiny_folder.name, "example-trigger-softmax"}
     again = CliRunner().invoke(app, [*words, "--resume", "--json"])
     assert again.exit_code == 2
