@@ -100,19 +100,27 @@ class _DryRun:
     calls: Mapping[str, int]
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed, advice: str) -> _DryRun:
-    names = {module: name for name, module in model.named_modules()}
-    seen: list[Seen] = []
-    keys: list[Keys] = []
-    learned = LearnedKeys(model)
+class _Kept:
+    """The calls of a dry run: their keys, and the records of those that are whole maps."""
 
-    def keep(record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
-        if call.lengths[0] > 1 and learned.beside(module, call):
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[Seen] = []
+        self.keys: list[Keys] = []
+        self._learned = LearnedKeys(model)
+
+    def keep(self, record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
+        """Raises SinkscopeError for a call with learned keys beside those of its tokens."""
+        if call.lengths[0] > 1 and self._learned.beside(module, call):
             raise SinkscopeError(learned_keys(module))
         key = None if call.key is None or call.key.is_meta else call.key
-        keys.append(Keys(module, call.lengths[0], key, onward))
+        self.keys.append(Keys(module, call.lengths[0], key, onward))
         if record is not None:
-            seen.append(record)
+            self.seen.append(record)
+
+
+def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed, advice: str) -> _DryRun:
+    names = {module: name for name, module in model.named_modules()}
+    kept = _Kept(model)
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
         if module not in names:
@@ -120,17 +128,17 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
         with watch.paused():
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
             record = _seen(names[module], call, INTERFACE, window_of(call.mask))
-            keep(record if call.of_positions else None, names[module], call)
+            kept.keep(record if call.of_positions else None, names[module], call)
             return output
 
     def inline(found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
             call = found.unfolded(None)
             record = _seen(found.module, call, INLINE, window_of(found.call.mask)) if call.of_positions else None
-            keep(record, found.module, call, _onward(call))
+            kept.keep(record, found.module, call, _onward(call))
         else:
             maps = found.unfolded(found.seen.probabilities.shape[-3])
-            keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
+            kept.keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
     watch = InlineWatch(inline, model)
     with (
@@ -143,6 +151,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
     ):
         forward()
         watch.flush()
+    seen, keys = kept.seen, kept.keys
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
     whole = [record for record in seen if record.module not in parts]
