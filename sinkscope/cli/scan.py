@@ -77,6 +77,7 @@ def scan(
     if formats not in FORMATS:
         raise SinkscopeError(f"--format {formats!r}: choose one of {', '.join(FORMATS)}")
     options = text.settings() | more.settings() | asdict(asked)
+    more.check_launch(text.device)
     processes = start_processes(text.device, more.tp)
     listed = [] if more.names is None else processes.on_main(partial(names_in, more.names))
     models = list(dict.fromkeys([*(model or []), *listed]))

@@ -11,6 +11,8 @@ import typer
 
 from sinkscope.cli.help import LOADED, MEASURED, READ, WRITTEN, listed
 from sinkscope.cli.options import Adapter, DeviceMap, Metrics, Revision, parse_lengths
+from sinkscope.engine.launcher import size
+from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import DORMANT_RULE
 from sinkscope.runs.questions import QUESTIONS, Option, Question, declared_options
 
@@ -140,6 +142,15 @@ class MoreOfScan:
         bool,
         typer.Option("--no-self-check", help="Skip the comparison with eager attention.", rich_help_panel=MEASURED),
     ] = False
+
+    def check_launch(self, device: str) -> None:
+        """Raises SinkscopeError where --tp does not fit the launch or --device."""
+        if self.tp and size() == 1:
+            raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
+        if self.tp and device != "auto":
+            raise SinkscopeError(
+                "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
+            )
 
     def settings(self) -> dict[str, Any]:
         """The options under the names, and with the values, that `sinkscope.scan` takes."""

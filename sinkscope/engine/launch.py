@@ -212,15 +212,9 @@ def start_processes(device: str = "auto", tensor: bool = False) -> Processes:
     """Joins the other processes of the launch and returns them; ALONE where there are none. `device`: as --device.
 
     `tensor`: they spread the heads of one model (--tp). From then on Ctrl-C takes effect within steps only. Raises
-    SinkscopeError where there are fewer GPUs than processes, or --tp does not fit the launch or the device.
+    SinkscopeError where there are fewer GPUs than processes.
     """
     global _launched  # noqa: PLW0603 - the process group of torch is one for the whole process
-    if tensor and size() == 1:
-        raise SinkscopeError("--tp needs several processes: torchrun --nproc-per-node N -m sinkscope scan ... --tp")
-    if tensor and device != "auto":
-        raise SinkscopeError(
-            "--tp gives each process a GPU of its own (or the CPU where there is none): leave out --device"
-        )
     if size() == 1:
         return ALONE
     if _launched is None:

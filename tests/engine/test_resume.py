@@ -36,6 +36,7 @@ from sinkscope.engine.shards import Shard, Shards, first_difference
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs import whole
 from sinkscope.runs.folder import UNFINISHED as SHARDS
+from sinkscope.runs.folder import unfinished_in
 from sinkscope.runs.run import Run, load_run
 
 ARGS = ("--data", "prose", "--data", "random", "--num-sequences", "5", "--seq-len", "70", "--batch-size", "2")
@@ -710,7 +711,7 @@ def test_25_kills_at_random_moments_leave_one_whole_run(
             shutil.rmtree(out.parent, ignore_errors=True)
             if before:
                 shutil.copytree(old, out)
-        option = ("--resume",) if begun and (out / SHARDS).exists() else ("--force",) if before else ()
+        option = ("--resume",) if begun and unfinished_in(out) else ("--force",) if before else ()
         code, _ = kills.run(*words, out, *option, after=whole * draw.uniform(0.3, 1.1))
         assert code in (0, -signal.SIGKILL), f"seed {seed}, after {killed} kills: exit {code}"
         killed += code != 0
@@ -720,7 +721,7 @@ def test_25_kills_at_random_moments_leave_one_whole_run(
         begun = found != after
         if found:
             load_run(out)
-    assert kills.run(*words, out, "--resume" if (out / SHARDS).exists() else "--force")[0] == 0
+    assert kills.run(*words, out, "--resume" if unfinished_in(out) else "--force")[0] == 0
     same_tables(out, unbroken)
     assert [path.name for path in out.parent.iterdir()] == ["run"]
     assert not any(path.name.startswith(".") for path in out.iterdir())
