@@ -12,7 +12,7 @@ from sinkscope.comparison.baseline import Baseline, Level, as_kept, baseline_of
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
-from sinkscope.runs.per_sequence import same_places, same_text, zero_or_one
+from sinkscope.runs.per_sequence import same_places, same_text, whole_numbers
 from sinkscope.runs.statistics import beyond, false_discovery, with_floor
 from sinkscope.runs.words import computed_in
 
@@ -263,7 +263,7 @@ def _judge(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) ->
 def _errors(side: Level, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
     """Standard errors of the rule's metric and numbers of sequences, [cell], as `beyond` takes them."""
     error, count = side.errors(rule.metric), side.counts(rule.metric)
-    return with_floor(error, count) if zero_or_one(rule.metric, rule.level) else error, count
+    return with_floor(error, count) if whole_numbers(rule.metric, rule.level) else error, count
 
 
 def _in_order(rule: Rule, domain: str, now: Level, then: Level) -> Level:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.runs.dormancy import parse_rule
-from sinkscope.runs.per_sequence import PLACE, cells, not_shares, same_places, zero_or_one
+from sinkscope.runs.per_sequence import PLACE, cells, not_shares, same_places, whole_numbers
 from sinkscope.runs.statistics import (
     SIGNIFICANT,
     equivalence,
@@ -49,7 +49,7 @@ def level_rows(
         x = first.values[: pair[2], matched, first.names.index(name)]
         y = second.values[: pair[2], partner[matched], second.names.index(name)]
         tested = paired_difference if paired else welch_difference
-        result = tested(x, y, zero_or_one(name, level))
+        result = tested(x, y, whole_numbers(name, level))
         rows = places.assign(
             metric=name, a=result.a, b=result.b, difference=result.difference, sem=result.sem,
             low=result.low, high=result.high, p=result.p, q=false_discovery(result.p),

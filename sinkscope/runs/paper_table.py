@@ -19,8 +19,9 @@ from sinkscope.runs.per_sequence import (
     not_shares,
     tokens_of,
     unit_in,
+    whole_numbers,
 )
-from sinkscope.runs.statistics import mean, sem, t_half_width
+from sinkscope.runs.statistics import mean, sem, t_half_width, with_floor
 from sinkscope.runs.words import first_mass
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ def _rows(run: Run, level: str, names: list[str]) -> pd.DataFrame:
         frame[name] = table[source]
         if f"{source}_sem" in table:
             count = _measured(run, frame, source.removeprefix("mean_") if level == "layer" else source)
-            _add_interval(frame, name, table[source], table[f"{source}_sem"], count)
+            whole = whole_numbers(name, level)
+            _add_interval(frame, name, table[source], table[f"{source}_sem"], count, whole)
     return frame
 
 
@@ -186,9 +188,13 @@ def _models(run: Run, level: str, names: list[str]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _add_interval(frame: pd.DataFrame, name: str, average: Any, error: Any, count: np.ndarray) -> None:
-    half = np.asarray(error, float) * t_half_width(CONFIDENCE, np.maximum(count - 1, 1))
+def _add_interval(
+    frame: pd.DataFrame, name: str, average: Any, error: Any, count: np.ndarray, whole: bool = False
+) -> None:
+    """`whole`: the values are whole numbers, whose interval is never a single point; see `with_floor`."""
     frame[f"{name}_sem"] = error
+    error = with_floor(np.asarray(error, float), count) if whole else np.asarray(error, float)
+    half = error * t_half_width(CONFIDENCE, np.maximum(count - 1, 1))
     frame[f"{name}_low"], frame[f"{name}_high"] = average - half, average + half
 
 

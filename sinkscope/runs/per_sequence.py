@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.words import says_nothing, sequences_of_tokens
 
 if TYPE_CHECKING:
@@ -98,11 +99,19 @@ THRESHOLDED = ("sink_rate", "sink_rate_t64", "sinks_per_sequence", "sink_elsewhe
 
 ZERO_OR_ONE = ("sink_rate", "sink_rate_t64", "sink_elsewhere")
 """The columns of heads that are 0 or 1 in each sequence."""
+COUNTED = ("positions", "tokens", "groups", "dimension")
+"""Units of columns that count something in each sequence."""
 
 
-def zero_or_one(metric: str, level: str) -> bool:
-    """Whether a metric is 0 or 1 in each sequence at a level; above that of heads it is a mean."""
-    return level == "head" and metric in ZERO_OR_ONE
+def whole_numbers(metric: str, level: str) -> bool:
+    """Whether sinkscope's own metric is a whole number in each sequence at a level; above it, it is a mean of such."""
+    return any(
+        column.name == metric
+        and level == ("layer" if column.table == "layers" else "head")
+        and (metric in ZERO_OR_ONE or column.unit in COUNTED)
+        for column in catalogue()
+        if column.per == "sequence"
+    )
 
 
 def tells_sinks(run: Run, stream: str, uniform: float | None, threshold: float) -> bool:

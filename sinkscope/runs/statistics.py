@@ -5,8 +5,8 @@ All functions take whole arrays whose first axis is the sequences; NaN is a miss
 Test and interval are one statement: the 95 % interval leaves out 0 exactly where p < 0.05. Student's t was chosen by
 measured coverage. With 4 to 32 sequences its intervals hold the truth in 93 to 98 % of samples of normal values and of
 shares near 0 or 1; where the difference itself is as skewed as an exponential, in 88, 89, 91 and 93 % with 4, 8, 16 and
-32. Values that can be 0 or 1 alone need `with_floor`: without it 33 % of the intervals of 4 sequences hold the truth
-where the shares are 5 and 95 %, and two samples of 4 with a share of 50 % differ by "p = 0" in 1 of 130. The BCa
+32. Whole numbers need `with_floor`: without it 33 % of the intervals of 4 values of 0 or 1 hold the truth where the
+shares are 5 and 95 %, and two samples of 4 with a share of 50 % differ by "p = 0" in 1 of 130. The BCa
 bootstrap holds the truth in 71 to 82 % with 4. A studentised bootstrap mends the skewed case alone, with 4 by intervals
 twice as wide; its p-values end at 1 in the number of resamples, too coarse for the false discovery rate of a thousand
 heads. tests/comparison/test_calibration.py measures and prints the coverage.
@@ -56,15 +56,15 @@ class Difference:
     freedom: np.ndarray | float = float("nan")
 
 
-def paired_difference(a: np.ndarray, b: np.ndarray, zero_or_one: bool = False) -> Difference:
+def paired_difference(a: np.ndarray, b: np.ndarray, whole_numbers: bool = False) -> Difference:
     """Paired t-test of b - a along the first axis, [N, ...]; leaves out sequences where either value is missing.
 
-    `zero_or_one`: the values can be 0 or 1 alone; see `with_floor`.
+    `whole_numbers`: the values are whole numbers; see `with_floor`.
     """
     with np.errstate(invalid="ignore"):
         gaps = np.where(a == b, 0.0, b - a)  # infinity beside infinity: a ratio over 0 in both
     present = ~np.isnan(gaps)
-    error = with_floor(sem(gaps), present.sum(0)) if zero_or_one else sem(gaps)
+    error = with_floor(sem(gaps), present.sum(0)) if whole_numbers else sem(gaps)
     a, b = np.where(present, a, np.nan), np.where(present, b, np.nan)
     return _tested(mean(a), mean(b), mean(gaps), error, present.sum(0) - 1.0)
 
@@ -77,20 +77,20 @@ def from_means(
     return _tested(a, b, difference, error, freedom)
 
 
-def welch_difference(a: np.ndarray, b: np.ndarray, zero_or_one: bool = False) -> Difference:
-    """Welch's t-test of two separate samples, [N, ...] and [M, ...]. `zero_or_one`: as in `paired_difference`."""
+def welch_difference(a: np.ndarray, b: np.ndarray, whole_numbers: bool = False) -> Difference:
+    """Welch's t-test of two separate samples, [N, ...] and [M, ...]. `whole_numbers`: as in `paired_difference`."""
     counts = [(~np.isnan(values)).sum(0) for values in (a, b)]
     errors = [sem(a), sem(b)]
-    if zero_or_one:
+    if whole_numbers:
         errors = [with_floor(error, count) for error, count in zip(errors, counts, strict=True)]
     return from_moments(mean(a), errors[0], counts[0], mean(b), errors[1], counts[1])
 
 
 def with_floor(error: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Standard errors of values that can be 0 or 1 alone, with 1/(n+1) in place of 0.
+    """Standard errors of means of whole numbers, with 1/(n+1) in place of 0.
 
     n sequences that all have the same value do not show that no sequence has another one. 1/(n+1) is the standard error
-    if one more sequence had. Ours.
+    if one more sequence had the next number. Ours.
     """
     return np.where(error == 0, 1 / (np.asarray(count) + 1.0), error)
 

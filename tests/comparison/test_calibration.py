@@ -24,7 +24,7 @@ from sinkscope.comparison.levels import head_changes, level_rows
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import quantity_set
-from sinkscope.runs.per_sequence import domains
+from sinkscope.runs.per_sequence import domains, whole_numbers
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms_table import versus_random
 from sinkscope.runs.statistics import Difference, equivalence, paired_difference, welch_difference
@@ -92,7 +92,7 @@ def test_coverage_where_values_are_0_or_1(paired: bool, tell: Tell) -> None:
         shares = []
         for count in counts:
             a, b = ((noise.random((count, draws)) < share).astype(float) for share in (first, second))
-            found = tested(a, b, zero_or_one=True)
+            found = tested(a, b, whole_numbers=True)
             shares.append(1 - leaves_out(found, second - first).mean())
             constant = (a == a[0]).all(0) & (b == b[0]).all(0)
             assert (found.sem[constant] > 0).all()
@@ -116,6 +116,19 @@ def test_check_takes_no_few_equal_sequences_for_a_proof() -> None:
     rows = level_rows(then, now, (domains(then)[0].domain,) * 2 + (None,), "head", ["sink_rate"], False)
     assert rows["sem"].to_numpy() == pytest.approx(2**0.5 / 4)
     assert (rows["low"] < rows["difference"]).all()
+
+
+@pytest.mark.parametrize(("metric", "level"), [("sinks_per_sequence", "head"), ("massive_tokens", "layer")])
+def test_a_few_equal_counts_are_no_proof(metric: str, level: str) -> None:
+    then, now = scanned(), scanned(text=1)
+    for run, value in ((then, 1.0), (now, 2.0)):
+        table = run.sequences[run.sequences["sequence"] < 3]
+        run.sequences = table.assign(**{metric: table[metric].where(table[metric].isna(), value)})
+    rows = level_rows(then, now, (domains(then)[0].domain,) * 2 + (None,), level, [metric], False)
+    assert rows["sem"].to_numpy() == pytest.approx(2**0.5 / 4)
+    assert (rows["p"] > 0.01).all()
+    assert not whole_numbers(metric, "summary")
+    assert not whole_numbers("sink_score", "head")
 
 
 @pytest.mark.parametrize("draws", slow_but([4_000, 100_000], 4_000))

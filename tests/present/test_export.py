@@ -69,6 +69,19 @@ def test_intervals_are_students() -> None:
     assert (row["bos_mass_low"], row["bos_mass_high"]) == (pytest.approx(low), pytest.approx(high))
 
 
+def test_no_interval_of_a_whole_number_is_a_point() -> None:
+    run = scanned()
+    count = run.sequences["sequence"].nunique()
+    run.heads["sink_rate"], run.heads["sink_rate_sem"] = 1.0, 0.0
+    frame = paper_table([run], "head", ["sink_rate", "sink_score"]).frame
+    half = stats.t.ppf(0.975, count - 1) / (count + 1)
+    assert (frame["sink_rate_sem"] == 0).all()
+    assert frame["sink_rate_high"].to_numpy() == pytest.approx(1 + half)
+    assert (frame["sink_score_high"] - frame["sink_score"]).to_numpy() == pytest.approx(
+        stats.t.ppf(0.975, count - 1) * frame["sink_score_sem"].to_numpy()
+    )
+
+
 @pytest.mark.parametrize(("level", "keys"), [("head", ["layer", "head"]), ("layer", ["layer"]), ("model", [])])
 def test_intervals_count_the_sequences_that_were_measured(level: str, keys: list[str]) -> None:
     """Three of eight sequences, as where a metric is measured on a few only: two degrees of freedom."""
