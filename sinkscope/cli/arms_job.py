@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,6 +15,7 @@ from sinkscope.cli.common import INTERRUPTED, NO_DRY_RUN, DryRun, print_forecast
 from sinkscope.cli.early import check_early
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
+from sinkscope.runs.folder import taken
 
 if TYPE_CHECKING:
     from sinkscope.engine.launch import Processes
@@ -164,7 +165,8 @@ class ArmsJob:
         from sinkscope.present.figures.canvas import available
         from sinkscope.present.terminal.progress import progress_bar
 
-        with progress_bar(self.written.quiet, self.command) as progress, resumable():
+        with ExitStack() as held, progress_bar(self.written.quiet, self.command) as progress, resumable():
+            self.processes.on_main(lambda: held.enter_context(taken(self.target)))
             result = experiment(
                 self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
                 progress=progress if self.written.quiet else self._telling(progress), processes=self.processes,

@@ -145,6 +145,23 @@ def test_a_scan_takes_its_folder_before_it_loads_anything(
     os.close(lock)
 
 
+def test_interventions_take_their_folder_before_they_load_anything(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[bool] = []
+
+    def loads(*_: Any, **__: Any) -> None:
+        found.append(is_locked(tmp_path / "runs" / "tiny-evict" / UNFINISHED))
+        raise SinkscopeError("the model cannot be loaded")
+
+    monkeypatch.setattr("sinkscope.experiments.arms.experiment.arms", loads)
+    monkeypatch.setattr("sinkscope.cli.arms_job.ArmsJob._foretell", lambda *_, **__: None)
+    ended = CliRunner().invoke(app, ["evict", str(tiny_folder), *SHORT])
+    assert (ended.exit_code, found) == (2, [True]), ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_the_same_scan_twice_and_resumed(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
