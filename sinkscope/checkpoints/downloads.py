@@ -32,6 +32,9 @@ SLACK = 2**24
 """Bytes that a file may have beyond twice the size that the hub tells, before its download is ended: the size itself is
 checked at the end, and until then a file that unpacks into more would fill the disk."""
 
+WORKER = "sinkscope-download"
+"""The name of the threads that download."""
+
 
 class Stalled(SinkscopeError):
     """The hub has sent next to nothing for as long as is waited."""
@@ -85,7 +88,7 @@ class Transfer:
                 errors.append(error)
 
         workers = [
-            threading.Thread(target=copy_context().run, args=(work,), daemon=True)
+            threading.Thread(target=copy_context().run, args=(work,), name=WORKER, daemon=True)
             for _ in range(min(threads, len(jobs)))
         ]
         with _quiet():
