@@ -92,12 +92,14 @@ class Measurement:
         writing: whether it reads what heads write, so that views hold `raw_written`, what the output projection
             returns, and keep `written` and `written_values`.
         spread: why --tp is refused for another reason; empty where it is not.
+        finds: what it looks for in a short pass of its own, in a word or two; empty where it makes none.
     """
 
     name: ClassVar[str]
     wired: ClassVar[bool] = False
     writing: ClassVar[bool] = False
     spread: ClassVar[str] = ""
+    finds: ClassVar[str] = ""
 
     def __init__(self, subject: Subject) -> None:
         """Raises SinkscopeError where the model lacks what the measurement needs."""

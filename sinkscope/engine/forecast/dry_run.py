@@ -9,7 +9,7 @@ from typing import Any
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.checkpoints.adapters import adapter_asked
-from sinkscope.checkpoints.forward import Forward
+from sinkscope.checkpoints.forward import SEVERAL, Forward
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
 from sinkscope.engine.forecast.build import Look, Workload, built, looked_for, pieces_of, short_passes
@@ -114,8 +114,9 @@ def _self_check(look: Look) -> list[Passes]:
 def _checks(request: Request, look: Look, kinds: Sequence[type[Measurement]]) -> list[Passes]:
     """The passes before the scan, but for the dry run's."""
     checks = []
-    if any(kind.wired for kind in kinds) and Forward(look.model).signal is None:  # found in a pass over token ids alone
-        checks.append(Passes("find W_V", 1, 16, 4))
+    if Forward(look.model).signal is None:  # they are found in a pass over token ids alone
+        found = ["W_V"] * any(kind.wired for kind in kinds) + [kind.finds for kind in kinds if kind.finds]
+        checks += [Passes(f"find {what}", 1, *SEVERAL) for what in found]
     if request.self_check and look.domains:
         checks += _self_check(look)
     if request.generate is not None:

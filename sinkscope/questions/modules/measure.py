@@ -40,6 +40,7 @@ class Modules(Measurement):
 
     name = NAME
     spread = "a process holds a part of the features that a linear module reads"
+    finds = "rows of tokens"
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)

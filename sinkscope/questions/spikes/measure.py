@@ -49,6 +49,7 @@ class Spikes(Measurement):
 
     name = NAME
     spread = "what a neuron writes takes the whole of its weights, and no process holds them all"
+    finds = "parts of blocks"
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
