@@ -70,6 +70,12 @@ def test_the_stretch_ends_where_the_difference_halves_or_turns() -> None:
     assert found is not None
     assert found.stretch.index.tolist() == [1, 2]
     assert (found.differing, found.depths) == (5, 6)
+    ends = parting(rows.assign(difference=[0.6, 0.9, -0.9, 0.2, 0.7, 1.2]))
+    assert ends is not None
+    assert ends.stretch.index.tolist() == [4, 5], "to the last depth"
+    begins = parting(rows.assign(difference=[0.6, 0.9, -0.8, 0.2, 0.7, 0.2]))
+    assert begins is not None
+    assert begins.stretch.index.tolist() == [0, 1], "from the first"
     assert parting(rows.assign(q=np.nan)) is None
     assert parting(rows.assign(q=0.5)) is None
 
