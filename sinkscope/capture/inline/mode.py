@@ -74,7 +74,7 @@ class InlineWatch(TorchFunctionMode):
     `modules` is the stack of modules whose forward is running. Tensors are tracked by weak references, so a layer's map
     lives only as long as the model's own code keeps it. `split` holds modules that multiply maps with each other
     (low-rank approximations), whose attention is no single map. `unmatched` counts, for each module, the softmaxes over
-    products that were not seen to be multiplied with values.
+    products that were not seen to be multiplied with values, and calls of torch's function with more than four axes.
     """
 
     def __init__(self, handler: InlineHandler, model: nn.Module) -> None:
@@ -170,6 +170,9 @@ class InlineWatch(TorchFunctionMode):
 
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "scaled_dot_product_attention":
+            if result.dim() > 4:  # windows or groups of heads are an axis of their own
+                self.unmatched[self.modules[-1]] += 1
+                return
             call = sdpa_call(self.modules[-1], result, *args, **kwargs)
             call.feeds_projection = bool(self.in_multi_head)
             self._hand(call)
