@@ -18,6 +18,7 @@ from sinkscope.runs.folder import parquet_bytes
 from sinkscope.runs.per_sequence import counted, domains, spread
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.run import TABLES
+from sinkscope.runs.schema.manifest import with_adapter
 from sinkscope.runs.schema.other_tables import ATLAS_TABLE
 from sinkscope.runs.schema.tables import TABLES as DESCRIBED
 
@@ -128,9 +129,13 @@ def model_index(run: Run) -> str:
 
 
 def _shown_name(run: Run) -> str:
-    """The model's name without the folders above it, which nobody else has."""
-    name = run.manifest.model.shown
-    return PurePath(name).name if name.startswith(("/", ".", "~")) or "\\" in name else name
+    """The model's name, and the adapter's, without the folders above them, which nobody else has. A hub id and what was
+    given as a name stay whole."""
+    model = run.manifest.model
+    hashed = model.weights_sha256 is not None and model.revision is None  # the weights are those of a folder or a file
+    folder = hashed or model.id.startswith(("/", ".", "~")) or "\\" in model.id
+    name = model.name or (PurePath(model.id).name if folder else model.id)
+    return with_adapter(name, None if model.adapter is None else PurePath(model.adapter.path).name)
 
 
 def _result(run: Run, entry: Entry) -> list[str]:

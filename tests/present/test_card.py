@@ -18,6 +18,7 @@ from sinkscope.present.card import markdown_block, model_index, render_badge, re
 from sinkscope.present.terminal.run import render_models
 from sinkscope.runs.atlas import atlas, atlas_table
 from sinkscope.runs.run import Run, load_run
+from sinkscope.runs.schema.manifest import AdapterFacts
 
 EVIL = "a\n---\nb: |\x1b <script>alert(1)</script> [x](http://e) `"
 
@@ -112,6 +113,20 @@ def test_folders_of_ones_own_are_not_told(name: str, shown: str) -> None:
     run.manifest.model.id = name
     assert model_index(run).splitlines()[1] == f'- name: "{shown}"'
     assert "/home/me" not in render_card(run)
+
+
+def test_a_folder_is_called_by_its_last_name() -> None:
+    """The weights of `out/checkpoint-100` and `a/b/c` are files without a commit; a hub id has the same form."""
+    run = scanned()
+    model = run.manifest.model
+    model.id, model.weights_sha256 = "out/checkpoint-100", "0" * 64
+    assert model_index(run).splitlines()[1] == '- name: "checkpoint-100"'
+    model.adapter = AdapterFacts(path="out/lora", kind="LORA", base=None, files={}, base_weights_sha256=None)
+    assert model_index(run).splitlines()[1] == '- name: "checkpoint-100 with lora"'
+    model.id, model.revision = "org/model", "1" * 40
+    assert model_index(run).splitlines()[1] == '- name: "org/model with lora"'
+    model.id, model.name, model.adapter = "out/checkpoint-100", "org/tuned", None
+    assert model_index(run).splitlines()[1] == '- name: "org/tuned"'
 
 
 def test_an_interrupted_run_is_refused() -> None:
