@@ -44,7 +44,7 @@ from sinkscope.experiments.arms.changes import watched
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.finished import Finished, key_of
-from sinkscope.experiments.arms.grammar import BUILT_IN, KINDS, READERS, read_arm, told, written
+from sinkscope.experiments.arms.grammar import BUILT_IN, KINDS, READERS, listed, read_arm, told, written
 from sinkscope.experiments.arms.kinds import massive
 from sinkscope.experiments.arms.kinds.keys import HiddenKeys
 from sinkscope.experiments.arms.positions import Positions
@@ -1219,7 +1219,9 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"sinkscope.arms": {"packaged": [entry]}}
     monkeypatch.setattr("sinkscope.lookup._entries", lambda group, paths: installed.get(group, {}))
     assert read_arm("packaged:2").name == "scaled:2"
-    assert "\n\npackaged:REST: of another package\n\n" in told()
+    whose = f"from the package {entry.value}"  # an installed package has its name there
+    assert f"\n\npackaged:REST: {whose}\n\n" in told()
+    assert listed()[-1] == ("packaged:REST", whose)
     with pytest.raises(sinkscope.SinkscopeError, match="--arm 'packaged:': no factor; write packaged:REST"):
         read_arm("packaged:")
     with pytest.raises(

@@ -202,17 +202,20 @@ def written(name: str) -> str:
 
 
 def listed() -> list[tuple[str, str]]:
-    """An arm of each kind and what it does, in a line each; of another package's kind its name alone, which loads
-    nothing."""
-    others = [(f"{name}:REST", "of another package") for name in READERS if name not in KINDS]
-    return [*(kind.line for kind in KINDS.values()), *others]
+    """An arm of each kind and what it does, in a line each; of another package's kind the names of kind and package,
+    which load nothing."""
+    return [*(kind.line for kind in KINDS.values()), *_of_packages()]
 
 
 def told() -> str:
-    """The kinds in full, a paragraph each; of another package's kind its name alone."""
+    """The kinds in full, a paragraph each; of another package's kind the names of kind and package."""
     kinds = [f"{kind.grammar}: {kind.what}" for kind in KINDS.values()]
-    others = [f"{name}:REST: of another package" for name in READERS if name not in KINDS]
+    others = [f"{written}: {whose}" for written, whose in _of_packages()]
     return "\n\n".join([*kinds, *others, f"POSITIONS: {POSITIONS}"])
+
+
+def _of_packages() -> list[tuple[str, str]]:
+    return [(f"{name}:REST", f"from the package {_owner(name)}") for name in READERS if name not in KINDS]
 
 
 def number(text: str, what: str, least: int, most: int = 2**24) -> int:
