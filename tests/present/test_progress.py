@@ -73,6 +73,15 @@ def test_the_bar_names_the_stage_the_count_and_the_speed(monkeypatch: pytest.Mon
     assert "\x1b[2K" in text[text.rindex("3/3") :], "the line is erased when all is done"
 
 
+def test_nothing_is_drawn_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`claims` on a saved run drew a bar without a word beside it: such a run is only read."""
+    with terminal(monkeypatch) as shown:
+        with progress_bar(False):
+            time.sleep(0.3)
+        text = shown()
+    assert "\u2501" not in text
+
+
 def test_a_scan_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as shown:
         with progress_bar(False) as report:

@@ -206,7 +206,7 @@ def _bar(console: Console, pace: Pace) -> Iterator[None]:
     class Bar(BarColumn):
         def render(self, task: Task) -> Any:
             task.total, task.completed = pace.total or None, pace.done
-            return super().render(task)
+            return super().render(task) if pace.stage else Text()
 
     line = [Words(Column()), Bar(bar_width=BAR), State(Column(no_wrap=True))]  # a narrow terminal cuts the words first
     with Live(*line, console=console, transient=True) as live:
