@@ -403,8 +403,8 @@ def test_too_few_sequences_are_told() -> None:
             math.erfc(math.sqrt(found.sequences / 2)) * tests >= 0.05 > math.erfc(math.sqrt(found.needed / 2)) * tests
         )
         assert _of_tokens([], False, [found]) == (
-            f"Too few sequences to tell which tokens switch heads on: with {tests} tests, q < 0.05 needs a "
-            f"token that occurs in {found.needed} sequences; the most frequent one occurs in {found.sequences}."
+            f"Too few sequences to tell which tokens switch heads on: with {tests} test{'s' * (tests > 1)}, q < 0.05 "
+            f"needs a token that occurs in {found.needed} sequences; the most frequent one occurs in {found.sequences}."
         )
         assert _of_tokens([], True, [found]).startswith("No token switches a head on")
         enough = replace(found, sequences=found.needed)

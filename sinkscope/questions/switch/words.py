@@ -82,8 +82,9 @@ def _of_tokens(opening: list[dict[str, Any]], listed: bool, tests: list[TokenTes
     tested = [test for test in tests if test.tests]
     if not listed and tested and all(test.sequences < test.needed for test in tested):
         best = max(tested, key=lambda test: test.sequences - test.needed)
+        tests_made = f"{best.tests} test{'s' * (best.tests != 1)}"
         return (
-            f"Too few sequences to tell which tokens switch heads on: with {best.tests} tests, q < {CHANCE:g} needs a "
+            f"Too few sequences to tell which tokens switch heads on: with {tests_made}, q < {CHANCE:g} needs a "
             f"token that occurs in {best.needed} sequences; the most frequent one occurs in {best.sequences}."
         )
     return "No token switches a head on: none doubles its share of rows that are on."
