@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
 from sinkscope.present.terminal.run_parts import task_table
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import WIDTH, printable, wrapped
+from sinkscope.present.text import WIDTH, next_command, printable, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def render_training(record: dict[str, Any], folder: Path) -> str:
-    """Says in three lines how a training ended."""
+    """Says how a training ended, and where its model is."""
     bound = f"{record.get('tolerance', 0.005):g}"  # a record of 0.1 or 0.2 names none
     end = {
         "criterion": f"solved: the largest error is below {bound}",
         "steps": f"not solved: the largest error is not below {bound}",
     }
     last, evaluated = (significant(record[name]) for name in ("batch_error", "evaluation_error"))
-    return (
-        f"{end[record['stopped']]} ({record['steps']} steps)\n"
+    told = (
+        f"{end[record['stopped']]} ({record['steps']} steps)",
         f"largest absolute error: {last} in the last batch, {evaluated} on {record['evaluation_sequences']} evaluation "
-        "sequences\n"
-        f"written to {printable(str(folder))}: measure it with `sinkscope scan {printable(str(folder))}`\n"
+        "sequences",
     )
+    lines = [line for sentence in told for line in wrapped(sentence, rest="  ")]
+    return "\n".join([*lines, f"written to {printable(str(folder))}", f"next: {next_command('scan', folder)}", ""])
 
 
 def render_study(models: pd.DataFrame, heads: pd.DataFrame, verdict: str, out: Path, width: int = WIDTH) -> str:
@@ -80,11 +81,11 @@ def render_lengths(table: pd.DataFrame, trained: int) -> str:
 
 def render_explicit(record: dict[str, Any], error: float, folder: Path) -> str:
     """Says what was written, and its error on the evaluation sequences."""
-    where = printable(str(folder))
     return (
         f"largest absolute error on 1000 evaluation sequences: {significant(error, 3)}\n"
-        f"written to {where}: measure it with `sinkscope trigger scan {where}`\n"
+        f"written to {printable(str(folder))}\n"
         f"again: {printable(record['command'])} FOLDER\n"
+        f"next: {next_command('trigger', 'scan', folder)}\n"
     )
 
 

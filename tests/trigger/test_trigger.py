@@ -526,6 +526,8 @@ def test_train_and_scan_commands(tmp_path: Path) -> None:
     result = call("train", "--out", out, "--attention", "gated", "--steps", "20")
     assert result.exit_code == 0
     assert "not solved" in result.stdout
+    assert result.stdout.endswith(f"\nwritten to {out}\nnext: sinkscope scan {out}\n")
+    assert max(len(line) for line in result.stdout.splitlines() if out not in line) <= 80
     assert call("train", "--out", out).exit_code == 2
     table = call("scan", out, "--num-sequences", "10", "--csv")
     assert table.exit_code == 0
