@@ -177,7 +177,10 @@ class Training:
         return self.solved or self.step >= self.recipe.steps
 
     def run(self, progress: Progress | None = None, folder: Path | None = None, keep: Keep | None = None) -> None:
-        """Trains to the end; saves the state to `folder`, where given, every 15 seconds and on an interrupt."""
+        """Trains to the end; saves the state to `folder`, where given, every 15 seconds and on an interrupt.
+
+        Raises SinkscopeError where the training diverges.
+        """
         saved = monotonic()
         try:
             with one_thread(), held_interrupts() as interrupt:
@@ -193,6 +196,7 @@ class Training:
                     if folder and monotonic() - saved > SAVE_SECONDS:
                         self.save(folder)
                         saved = monotonic()
+                self._refuse_diverged(self.evaluated())  # the last step's weights have met no batch
                 if keep:
                     keep(self)
         except KeyboardInterrupt:
@@ -201,12 +205,13 @@ class Training:
             raise
 
     def advance(self) -> None:
-        """Takes one step on a fresh batch."""
+        """Takes one step on a fresh batch. Raises SinkscopeError where its loss is no finite number."""
         recipe, config = self.recipe, self.model.config
         data = task.draw(BATCH, recipe.length, recipe.dim, self.generator)
         outputs = self.model(inputs_embeds=data.inputs, output_attentions=True)
         errors = outputs.last_hidden_state - task.targets(data, config.residual, self.off, self.target)
         loss = errors.square().mean()
+        self._refuse_diverged(loss.item())
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -215,6 +220,13 @@ class Training:
         self.evaluation_error = self.evaluated() if self.error < self.recipe.tolerance else float("inf")
         if not self.step % REPORT_STEPS or self.solved:
             self.bos_mass = _bos_mass(outputs.attentions, data)
+
+    def _refuse_diverged(self, value: float) -> None:
+        if not math.isfinite(value):
+            raise SinkscopeError(
+                f"the training diverged: loss or error is {value} after step {self.step}; give a smaller "
+                "--learning-rate or --init, and another --out"
+            )
 
     def evaluated(self) -> float:
         """The largest absolute error of the current weights on the evaluation sequences."""

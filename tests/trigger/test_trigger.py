@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import signal
 import threading
@@ -519,6 +520,23 @@ def test_out_may_not_be_a_file(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "is a file: give another --out" in result.stderr
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "step"), [(["--learning-rate", "1e99"], 1), (["--init", "1e99", "--checkpoints", "2"], 0)]
+)
+def test_a_training_that_diverges_is_refused(options: list[str], step: int, tmp_path: Path) -> None:
+    """It left weights that no scan reads, and its trajectory could not be drawn."""
+    out = tmp_path / "out"
+    result = call("train", "--out", str(out), "--steps", "3", *options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.fullmatch(
+        rf"sinkscope: error: the training diverged: loss or error is (inf|nan) after step {step}; give a smaller "
+        r"--learning-rate or --init, and another --out\n",
+        result.stderr,
+    )
+    assert not (out / "config.json").exists()
 
 
 def test_train_and_scan_commands(tmp_path: Path) -> None:
