@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -97,8 +97,11 @@ class Group(TyperGroup):
             raise
 
 
-NUMBERS = {"valid integer": "a whole number", "valid number": "a number"}
-"""What typer says of a value that is none, and what is needed."""
+NUMBERS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "valid integer": ("a whole number", int),
+    "valid number": ("a number", float),
+}
+"""What typer says of a value that is none, what is needed, and what reads it."""
 
 
 def refuse(error: Any, ctx: Any, words: Sequence[str]) -> None:
@@ -108,21 +111,28 @@ def refuse(error: Any, ctx: Any, words: Sequence[str]) -> None:
     if asks_for_help or not hasattr(error, "format_message") or getattr(error, "exit_code", None) != 2:
         return
     message, parameter = error.format_message().rstrip("."), getattr(error, "param", None)
-    needed = next((what for sign, what in NUMBERS.items() if sign in message), None)
-    if needed is not None and parameter is not None:
-        value = _value_of(parameter.opts, words)
+    number = next((what for sign, what in NUMBERS.items() if sign in message), None)
+    if number is not None and parameter is not None:
+        needed, read = number
+        value = _value_of(parameter.opts, words, read)
         message = f"{parameter.opts[0]}{'' if value is None else f' {value!r}'}: {needed} is needed"
     sys.stderr.write(f"sinkscope: error: {printable(message)} ({ctx.command_path} --help lists what there is)\n")
     raise SystemExit(2)
 
 
-def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
-    """What was given to the option of these names."""
+def _value_of(names: Sequence[str], words: Sequence[str], read: Callable[[str], float]) -> str | None:
+    """What was given to the option of these names; of several values, the first that is no number."""
+    values: list[str] = []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in names:
-            return value if equals else next(iter(words[place + 1 :]), None)
-    return None
+            values += [value] if equals else words[place + 1 : place + 2]
+    for value in values:
+        try:
+            read(value)
+        except ValueError:
+            return value
+    return values[-1] if values else None
 
 
 def _panel(parameter: Any) -> str:

@@ -122,6 +122,8 @@ def test_a_wrong_command_and_a_wrong_option_get_the_near_ones() -> None:
     ("words", "said"),
     [
         (("scan", "x", "--seq-len", "many"), "--seq-len 'many': a whole number is needed (sinkscope scan --help"),
+        (("scan", "x", "--seq-len", "64", "--seq-len", "many"), "--seq-len 'many': a whole number is needed"),
+        (("scan", "x", "--prepend", "8", "--prepend", "a", "--prepend", "9"), "--prepend 'a': a whole number is"),
         (("scan", "x", "--epsilon=half"), "--epsilon 'half': a number is needed (sinkscope scan --help"),
         (("plot", "x", "--head", "1.\x1b[2J"), "--head '1.\\x1b[2J': a whole number is needed (sinkscope plot --help"),
         (("check",), "Missing argument 'RUN_OR_MODEL' (sinkscope check --help"),
