@@ -105,6 +105,8 @@ def _subjects(
     models = [name for name in names if not is_run(name)]
     if models:
         check_early(models, **reading, **loading)
+    else:
+        _check_nothing_to_scan(reading | loading)
     folders = {name: None if out is None else out / RUNS / folder for name, folder in slugs(models).items()}
     return [
         Subject(name, name, reading=reading, loading=loading, folder=folders[name], force=force)
@@ -112,6 +114,14 @@ def _subjects(
         else Subject(name, given=load_run(name))
         for name in names
     ]
+
+
+def _check_nothing_to_scan(options: dict[str, Any]) -> None:
+    """Raises SinkscopeError where options of a scan were given beside run folders alone: they could change nothing."""
+    given = [name for name, value in options.items() if not (value is None or value is False or value == "auto")]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise SinkscopeError(f"{option} goes with a model that is scanned, and only run folders are named")
 
 
 def _print_costs(chosen: list[Claim], subjects: list[Subject], machine: str | None) -> None:

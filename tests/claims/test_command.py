@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from conftest import make_model
+from desk import scanned
 from models import random_ids
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
@@ -199,6 +200,17 @@ def test_a_saved_run_is_read_and_what_it_lacks_is_not_tested(explicit_models: Pa
     assert "hard-switch holds 1 of 1" in flat
     assert "softmax-needs-a-sink holds 0.999" in flat
     assert "sink-is-cheaper not tested the run has no table smoothing: scan with --measure switch" in flat
+
+
+@pytest.mark.parametrize(
+    "words", [("--seq-len", "0"), ("--data", "code"), ("--device", "nowhere"), ("--dtype", "x"), ("--revision", "y")]
+)
+def test_options_of_a_scan_beside_saved_runs_alone_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
+    """They were taken, and changed nothing."""
+    scanned().save(tmp_path / "run")
+    refused = claims(tmp_path / "run", *words)
+    told = f"sinkscope: error: {words[0]} goes with a model that is scanned, and only run folders are named\n"
+    assert (refused.exit_code, refused.stdout, refused.stderr) == (2, "", told)
 
 
 def test_a_saved_run_of_other_weights_is_not_judged_by_those_of_today(tmp_path: Path) -> None:
