@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sinkscope.cli.common import check_writable, say
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.paper.format import FORMATS, Format, format_of_file
 from sinkscope.runs.folder import write_file
 
@@ -144,8 +144,15 @@ def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: 
 def choose_format(name: str | None, out: Path | None) -> Format:
     """The format called `name`; without a name, the format of the file's extension; else Markdown."""
     if name is not None:
+        check_choice("--format", name, [*FORMATS, DATASET, DUO, IDS])
         return FORMATS[name]
     return (format_of_file(out) if out is not None else None) or FORMATS[DEFAULT]
+
+
+def check_choice(option: str, value: str, choices: list[str]) -> None:
+    """Raises SinkscopeError for a value that is none of the choices."""
+    if value not in choices:
+        raise SinkscopeError(f"{option} {value!r}: choose one of {', '.join(choices)}{did_you_mean(value, choices)}")
 
 
 def write_dataset(runs: list[Path], out: Path | None, more: bool) -> None:
@@ -181,8 +188,10 @@ def list_of(
     may have other vocabularies."""
     from sinkscope.runs.run import load_run
     from sinkscope.runs.schema.base import to_json
-    from sinkscope.runs.selections import MIN_RATE, described_heads, selected_tokens
+    from sinkscope.runs.selections import MIN_RATE, SELECTIONS, described_heads, selected_tokens
 
+    if heads is not None:
+        check_choice("--heads", heads, [*SELECTIONS, STREAMING])
     if heads is not None and tokens is not None:
         raise SinkscopeError("--heads and --tokens write a list each: give one of them")
     if form == IDS and tokens is None:
