@@ -108,9 +108,9 @@ class TextScan:
 
     def settings(self) -> dict[str, Any]:
         """The options under the names, and with the values, that `sinkscope.scan` takes."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values, bos = {field.name: getattr(self, field.name) for field in fields(self)}, single(self.bos)
         return values | {
-            "data": self.data or None, "bos": single(self.bos) or "auto",
+            "data": self.data or None, "bos": "auto" if bos is None else bos,
             "batch_size": parse_batch_size(self.batch_size),
         }  # fmt: skip
 

@@ -77,7 +77,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     heads, layer metrics over all layers. Raises SinkscopeError for an unknown level or metric, and for one that
     some of the runs measured otherwise.
     """
-    level = level or ("layer" if len(runs) == 1 else "model")
+    if level is None:
+        level = "layer" if len(runs) == 1 else "model"
     if level not in LEVELS:
         raise SinkscopeError(f"--level {level!r}: choose one of {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]

@@ -71,6 +71,7 @@ def test_a_saved_run_is_read_without_torch(tmp_path: Path) -> None:
 REFUSED = {
     "scan example:minilm --dtype int8": "unknown dtype 'int8'",
     "scan example:minilm --bos sometimes": "--bos 'sometimes': choose one of auto",
+    "scan example:minilm --bos=": "--bos '': choose one of auto",
     "scan example:minilm --seq-len 1": "--seq-len 1: at least 2",
     "scan example:minilm --data proze": "did you mean prose?",
     "scan example:minilm --images nowhere --data prose": "give one of them",

@@ -105,11 +105,11 @@ def test_bad_choices(figure: str, form: str, size: str, metric: str) -> None:
         draw(scanned(), figure, form, size, metric)
 
 
-@pytest.mark.parametrize("metric", ["layer", "head", "dormant", "kind"])
+@pytest.mark.parametrize("metric", ["layer", "head", "dormant", "kind", ""])
 def test_a_place_or_a_word_is_no_metric_of_a_heat_map(metric: str) -> None:
     with pytest.raises(SinkscopeError, match=f"'{metric}': not a measured number of heads.csv") as refused:
         draw(scanned(), "heatmap", "png", metric=metric)
-    assert f"did you mean {metric}" not in str(refused.value)
+    assert "did you mean" not in str(refused.value)
     assert "it is a column of heads" not in str(refused.value)
 
 

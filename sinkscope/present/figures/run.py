@@ -65,7 +65,7 @@ def draw(
     run = of_domain(run, domain)
     if figure == "heatmap":
         ratio = _map_ratio(run, size)
-        return _drawn(run, lambda canvas: _heatmap(canvas, run, metric or "bos_mass"), form, size, ratio, title)
+        return _drawn(run, lambda canvas: _heatmap(canvas, run, metric), form, size, ratio, title)
     painters = {"profile": (_profile, 1.25), "length": (_length, 0.95), "scatter": (_scatter, 0.85)}
     if figure not in painters:
         raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(SINGLE)}{did_you_mean(figure, SINGLE)}")
@@ -90,7 +90,7 @@ def draw_on(
         raise SinkscopeError(f"metric belongs to heatmap: {figure} always shows the same columns")
     run = of_domain(run, domain)
     if figure == "heatmap":
-        _heatmap(axes.get_figure(), run, metric or "bos_mass", axes)
+        _heatmap(axes.get_figure(), run, metric, axes)
     else:
         {"length": _length, "scatter": _scatter}[figure](axes.get_figure(), run, axes)
     if title is not None:
@@ -153,8 +153,8 @@ def _stream(run: Run) -> str:
     return str(run.heads["stream"].iloc[0])
 
 
-def _heatmap(canvas: Any, run: Run, metric: str, axes: Axes | None = None) -> None:
-    rows = _first(run.heads)
+def _heatmap(canvas: Any, run: Run, chosen: str | None, axes: Axes | None = None) -> None:
+    rows, metric = _first(run.heads), "bos_mass" if chosen is None else chosen
     shown = rows.select_dtypes("number").columns.difference(["layer", "head"])
     if metric not in shown:
         place = "" if metric in rows else elsewhere(run.manifest, metric)
