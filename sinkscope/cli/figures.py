@@ -14,7 +14,7 @@ from sinkscope.cli.help import Command, Group
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.cli.plot import TEXT, Style
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import write_files
+from sinkscope.runs.folder import check_place, write_files
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -58,6 +58,7 @@ def lampert(
     from sinkscope.present.figures.lampert import PLAN, captions
     from sinkscope.runs.run import load_run
 
+    check_folder(out)
     style = Style(form, size, chosen(title))
     runs: list[Run] = [load_run(folder) for folder in run]
     drawn: dict[str, tuple[bytes, str]] = {}
@@ -130,6 +131,9 @@ def trigger(
 
     if inputs < 1:
         raise SinkscopeError(f"--inputs {inputs}: at least 1 is needed")
+    if inputs > max(1, num_sequences):
+        raise SinkscopeError(f"--inputs {inputs}: at most the {num_sequences:,} of --num-sequences can be drawn")
+    check_folder(out)
     style = Style(form, size, chosen(title))
     drawn = {}
     for layers, networks in by_layers(model).items():
@@ -165,6 +169,13 @@ def chosen(title: str) -> str | None:
     if title not in ("own", "none"):
         raise SinkscopeError(f"--title {title!r}: own or none, for one title cannot fit all figures")
     return None if title == "own" else title
+
+
+def check_folder(out: Path) -> None:
+    """Raises SinkscopeError, before anything is drawn, where the figures cannot be written."""
+    if out.exists() and not out.is_dir():
+        raise SinkscopeError(f"{out} is a file: give another --out")
+    check_place(out)
 
 
 def save(out: Path, drawn: dict[str, tuple[bytes, str]], page: Callable[[dict[str, str]], str]) -> None:

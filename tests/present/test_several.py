@@ -599,6 +599,10 @@ def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
     scanned().save(tmp_path / "run")
     for words, message in (
         (("trigger", "example:trigger-relu", "--inputs", 0), "--inputs 0: at least 1 is needed"),
+        (
+            ("trigger", "example:trigger-relu", "--inputs", 9, "--num-sequences", 8),
+            "--inputs 9: at most the 8 of --num-sequences can be drawn",
+        ),
         (("trigger", "example:trigger-relu", "--title", "mine"), "--title 'mine': own or none"),
         (("lampert", tmp_path / "run", "--title", "mine"), "one title cannot fit all figures"),
     ):
@@ -606,6 +610,10 @@ def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert message in err
     assert not (tmp_path / "all").exists()
+    for words in (("trigger", "example:trigger-relu"), ("lampert", tmp_path / "run")):
+        code, out, err = run_cli("figures", *words, "-o", tmp_path / "file")
+        assert (code, out) == (2, "")
+        assert err == f"sinkscope: error: {tmp_path / 'file'} is a file: give another --out\n"
     with pytest.raises(SinkscopeError, match=r"^cannot write into .*/file/all: Not a directory$"):
         save(tmp_path / "file" / "all", {}, captions)
 
