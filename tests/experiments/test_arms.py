@@ -464,6 +464,16 @@ def test_another_first_token_is_read_and_not_predicted(tiny_model: Any, tokenize
         read_arm("first-token:qz").ready(setting)
 
 
+def test_a_first_token_that_stands_there_already_changes_nothing() -> None:
+    setting = setting_of(causal("llama"), random_ids(256, 4))
+    one = Pass(setting, setting.ids)
+    with read_arm("first-token:random").ready(setting).applied(one):
+        changed = (one.ids[:, 0] != setting.ids[:, 0]).tolist()
+    assert not all(changed)  # 256 draws from 97 tokens
+    assert one.size is not None
+    assert one.size.tolist() == changed
+
+
 @pytest.mark.slow
 def test_dynamic_heads_are_those_whose_score_crosses_the_quantile() -> None:
     model = causal("llama").float()

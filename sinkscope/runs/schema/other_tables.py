@@ -36,8 +36,10 @@ NUMBERS = {
     ),
     "size": (
         "count", "[0, inf)",
-        "How much of the sequence the arm changes: the number of heads that it zeroes or replaces by a map, of keys "
-        "that it hides, of tokens that it keeps (window, kv, acts), or of elements that it replaces.",
+        "How much of the sequence the arm changes. heads, dynamic, map: the number of heads that it changes; keys, "
+        "value: of positions; massive: of elements; neuron: 1; first-token: 1, or 0 where it stands there already. kv, "
+        "acts: the number of tokens that it keeps in 16 bits. window: the number S of keys that it keeps beside the "
+        "last W.",
     ),
 }  # fmt: skip
 """Unit, range and meaning of every measure, by its column."""
@@ -60,8 +62,9 @@ PAIRED_P = (
     "that is the same in every sequence has p = 0. Empty for one sequence."
 )
 JOINED_P = (
-    "p of the two-sided t-test that the difference is 0, with Satterthwaite's degrees of freedom. p is 1 where the "
-    "difference is exactly 0. Empty for one sequence or one draw."
+    "p of the two-sided t-test that the difference is 0, with Satterthwaite's degrees of freedom. A difference of at "
+    "most 2^-20 of the larger mean is rounding, and has p = 1. Any other difference without an error has p = 0. Empty "
+    "for one sequence or one draw."
 )
 
 

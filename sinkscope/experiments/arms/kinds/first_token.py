@@ -42,7 +42,6 @@ class FirstToken(Arm):
 
     @contextmanager
     def applied(self, forward: Pass) -> Iterator[None]:
-        forward.touches((forward.ids[:, 0] != self.id).double())
         with _replaced(forward, torch.full_like(forward.ids[:, 0], self.id)):
             yield
 
@@ -66,7 +65,6 @@ class RandomFirstToken(Arm):
     def applied(self, forward: Pass) -> Iterator[None]:
         size = forward.setting.checkpoint.vocabulary
         drawn = [int(forward.generator(row).integers(size)) for row in range(len(forward.ids))]
-        forward.touches(1)
         with _replaced(forward, torch.tensor(drawn, device=forward.ids.device)):
             yield
 
@@ -74,6 +72,7 @@ class RandomFirstToken(Arm):
 @contextmanager
 def _replaced(forward: Pass, first: torch.Tensor) -> Iterator[None]:
     before = forward.ids
+    forward.touches((before[:, 0] != first).double())
     forward.ids = torch.cat([first[:, None], before[:, 1:]], 1)
     try:
         yield
