@@ -100,6 +100,7 @@ class Group(TyperGroup):
 NUMBERS: dict[str, tuple[str, Callable[[str], float]]] = {
     "valid integer": ("a whole number", int),
     "valid number": ("a number", float),
+    "valid float": ("a number", float),  # as typer 0.26 says it
 }
 """What typer says of a value that is none, what is needed, and what reads it."""
 
