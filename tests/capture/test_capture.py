@@ -118,6 +118,7 @@ def test_each_part_s_window_is_its_mask_s() -> None:
     from families import tiny_model
     from transformers import AutoModelForCausalLM
 
+    pytest.importorskip("transformers", minversion="5.24", reason="before, this model hid no keys by windows")
     run = sinkscope.scan(tiny_model(AutoModelForCausalLM, "blt"), data=random_ids(1, 40))
     sizes = {site.module.split(".")[0]: site.kind.size for site in run.manifest.attention if "self_attn" in site.module}
     assert sizes == {"patcher": 8, "local_encoder": 512, "global_transformer": None, "local_decoder": 512}
@@ -375,8 +376,10 @@ def test_the_size_of_a_window_is_the_number_of_keys_up_to_the_query(
 ) -> None:
     """However the model counts it: the mask tells, on a text longer than the window."""
     from families import tiny_config
-    from transformers import AutoModel
+    from transformers import CONFIG_MAPPING, AutoModel
 
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {family}")
     config = tiny_config(family)
     if settings:
         config = type(config)(**{**config.to_diff_dict(), **settings})

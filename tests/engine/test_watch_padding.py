@@ -16,6 +16,7 @@ from writers import CACHE
 
 import sinkscope
 from sinkscope import Run
+from sinkscope.checkpoints.forward import eager
 
 WIDTH, HEADS, ROWS = 32, 2, 3
 
@@ -94,8 +95,7 @@ def test_each_side_of_an_encoder_decoder_has_its_own_padding(
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(**given)
     run = seen.run()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+    with torch.no_grad(), eager(model):
         maps = model(**given, output_attentions=True)
     encoder, decoder, cross = PATHS[make]
     holds(run, encoder, mass(maps.encoder_attentions[0], masks[0], masks[0]))

@@ -52,6 +52,8 @@ def led() -> Any:
 
 
 def made(make: Any) -> Any:
+    if make is fsmt:
+        pytest.importorskip("transformers", minversion="5.24", reason="before, its steps took the first position")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make().eval()

@@ -15,6 +15,5 @@ def assert_same(one: Run, other: Run, atol: float = 1e-5, tables: tuple[str, ...
         left, right = getattr(one, name), getattr(other, name)
         numbers = left.select_dtypes("number").columns
         assert list(left.columns) == list(right.columns)
-        np.testing.assert_allclose(
-            left[numbers].to_numpy(float), right[numbers].to_numpy(float), rtol=1e-4, atol=atol, err_msg=name
-        )
+        found, expected = (side[numbers].to_numpy(float, na_value=np.nan) for side in (left, right))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=atol, err_msg=name)

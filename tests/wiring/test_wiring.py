@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import transformers
 from models import random_ids, tiny
+from packaging.version import Version
 from pressed import attends
 from tiers import slow_but
 from torch import Tensor, nn
@@ -254,7 +256,8 @@ def test_a_bias_of_positions_in_the_logits_is_no_part_of_their_scale() -> None:
     assert found["cost_sink_lower_qk"].notna().equals(found["sink_margin_pairs"] > 0)
     with attends(model, biased(by_content=True)):
         found = smoothing(model)
-    assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
+    if Version(transformers.__version__) >= Version("5.24"):  # before, rotary products stood in this bias
+        assert found[["rank_w", "rank_qk"]].notna().all(axis=None)
     assert found[["cost_qk", "cost_sink_lower_qk"]].isna().all(axis=None)
 
 
