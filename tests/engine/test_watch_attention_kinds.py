@@ -5,23 +5,24 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sinkscope
 
-WIDTH, HEADS = 32, 4
+WIDTH, HEADS, LENGTH = 32, 4, 12
 
 
 class Attention(nn.Module):
-    """Causal or bidirectional attention through torch's function. `windows`: over windows of so many positions, which
-    stand in an axis of their own, as in timm's Hiera and NesT."""
+    """Attention both ways through torch's function. `windows`: over windows of so many positions, which stand in an
+    axis of their own, as in timm's Hiera and NesT. `mask` (..., T, T): True where a query sees a key."""
 
-    def __init__(self, causal: bool = False, windows: int | None = None) -> None:
+    def __init__(self, windows: int | None = None, mask: Tensor | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.causal, self.windows = causal, windows
+        self.windows, self.mask = windows, mask
         self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -31,20 +32,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = map(self.heads, self.qkv(x).chunk(3, -1))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal).movedim(1, -2).flatten(-2)
+        out = functional.scaled_dot_product_attention(q, k, v, self.mask).movedim(1, -2).flatten(-2)
         return self.out_proj(out if self.windows is None else out.flatten(1, 2))  # type: ignore[no-any-return]
 
     def masses(self, x: Tensor) -> np.ndarray:
         """bos_mass of each head in float64, mean over sequences."""
         q, k, _ = (self.heads(part).double() for part in self.qkv(x).chunk(3, -1))
         logits = q @ k.mT * q.shape[-1] ** -0.5
-        if self.causal:
-            logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+        if self.mask is not None:
+            logits = logits.masked_fill(~self.mask, -torch.inf)
         return np.asarray(logits.softmax(-1)[:, :, 1:, 0].mean((0, 2)).detach())
 
 
-def vectors(rows: int = 2, length: int = 12) -> Tensor:
-    return torch.randn(rows, length, WIDTH, generator=torch.Generator().manual_seed(1))
+def vectors() -> Tensor:
+    return torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def watched(model: nn.Module, x: Tensor) -> sinkscope.Watch:
@@ -64,3 +65,29 @@ def test_windows_in_an_axis_of_their_own_are_named_beside_what_is_read() -> None
     np.testing.assert_allclose(run.heads["bos_mass"], model[1].masses(model[0](x)), atol=1e-6)
     alone = watched(nn.Sequential(Attention(windows=4)).eval(), x)
     assert alone.left_out == ["attention that is no map of queries and keys was not read: 0"]
+
+
+ALL = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+LAST = ALL & (torch.arange(LENGTH) < LENGTH - 1)
+FIRST = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+FIRST[0, 0] = True
+
+
+@pytest.mark.parametrize(
+    ("masks", "warned"),
+    [
+        ([LAST], "2 sequences have"),  # a model that looks for padding in its ids, as ESM-2
+        ([torch.stack([ALL, LAST])[:, None]] * 2, "1 sequence has"),
+        ([ALL.tril() & (torch.arange(LENGTH) < 10)], "2 sequences have"),
+        ([ALL.tril()], None),
+        ([ALL.tril(-1) | FIRST], None),  # a strict order: a query does not see its own key
+        ([LAST, ALL], None),  # a layer that keeps a position to itself
+    ],
+)  # fmt: skip
+def test_padding_that_nobody_told_of_is_warned_of(masks: list[Tensor], warned: str | None) -> None:
+    x = vectors()
+    model = nn.Sequential(*(Attention(mask=mask) for mask in masks)).eval()
+    run = watched(model, x).run()
+    expected = f"{warned} positions that no query may see, which count as text: if they are padding, give"
+    assert [warning[: len(expected)] for warning in run.summary.warnings] == [expected] * (warned is not None)
+    np.testing.assert_allclose(run.heads["bos_mass"][:HEADS], model[0].masses(x), atol=1e-6)

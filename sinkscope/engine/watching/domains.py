@@ -39,7 +39,7 @@ class _Kind:
     """The sequences whose passes make the same attention calls.
 
     `read`: SHA-256 of what the model read of each. `has_tokens`: whether it read token ids in all of them; `by_ids`:
-    whether it read nothing else.
+    whether it read nothing else. `unseen`: how many have a position that no query may see.
     """
 
     calls: Calls
@@ -48,6 +48,7 @@ class _Kind:
     read: list[str] = field(default_factory=list)
     has_tokens: bool = True
     by_ids: bool = True
+    unseen: int = 0
 
     def rows(self) -> np.ndarray:
         """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
@@ -75,6 +76,7 @@ class Heap:
         kind.record.keep(found.length, found.count, found.parts)
         kind.has_tokens &= found.ids is not None
         kind.by_ids &= found.given is None
+        kind.unseen += found.unseen
         for number, length in enumerate(found.lengths):
             row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
             kind.ids.append(row.astype(np.int64))
@@ -214,8 +216,18 @@ class Watched:
         """The run. `started`: time.perf_counter() when the watch began."""
         self.plan = replace(self.plan, failures=self.failures, keywords=self.keywords)
         manifest = describe(self, self._request, self._check())
-        warnings = [*manifest.warnings, *self.left_out]
+        warnings = [*manifest.warnings, *self._unseen(), *self.left_out]
         return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
+
+    def _unseen(self) -> list[str]:
+        count = sum(max(kind.unseen for kind in kinds) for kinds in self._kinds.values())
+        if not count:
+            return []
+        have = "1 sequence has" if count == 1 else f"{count} sequences have"
+        return [
+            f"{have} positions that no query may see, which count as text: if they are padding, give the model its "
+            "attention_mask as a keyword, or sequences of equal length"
+        ]
 
     def domains(self) -> list[Domain]:
         """What was measured, by domain; without the columns of metrics of others that failed."""

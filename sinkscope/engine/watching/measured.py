@@ -19,7 +19,7 @@ from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
 from sinkscope.capture.plan import Plan, sites_of
 from sinkscope.capture.sites import place_of
 from sinkscope.capture.steps import Whole
-from sinkscope.capture.views import Cut, Pending, Span, Views
+from sinkscope.capture.views import Cut, Part, Pending, Span, Views
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet
@@ -58,7 +58,8 @@ class Sequences:
     """What was measured of one batch of sequences.
 
     `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
-    each sequence was given; None where the ids tell all.
+    each sequence was given; None where the ids tell all. `unseen`: how many sequences have a position that no query
+    may see.
     """
 
     calls: Calls
@@ -68,6 +69,7 @@ class Sequences:
     ids: Tensor | None
     given: list[str] | None
     parts: Parts
+    unseen: int
 
 
 @dataclass
@@ -118,16 +120,20 @@ class Measurer:
         collector = Collector(max(lengths), self.quantities, self.spectra)
         collector.begin(start)
         try:
-            masks = MaskReadings()
+            masks, unseen = MaskReadings(), Unseen()
             for whole in read:
-                self._add(collector, calls.sites[whole.heard.name], whole, masks, cuts[whole.heard.name])
+                site, own_cuts = calls.sites[whole.heard.name], cuts[whole.heard.name]
+                parts = self._add(collector, site, whole, masks, own_cuts)
+                if own_cuts is None and whole.queries == whole.keys:
+                    unseen.add(place_of(site.stream, site.module), parts[0][2].seen_by, _is_causal(whole))
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
                     f"layer {bad.layer} ({bad.module}) gives NaN or infinity: the sequence was left out"
                 )
             ids = _valid_ids(joined.ids, spans)
-            return Sequences(calls, rows, max(lengths), lengths, ids, joined.given(rows), collector.commit())
+            given, count = joined.given(rows), unseen.sequences(rows)
+            return Sequences(calls, rows, max(lengths), lengths, ids, given, collector.commit(), count)
         except BaseException:
             collector.drop()
             raise
@@ -147,7 +153,9 @@ class Measurer:
                 )
         return cuts
 
-    def _add(self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None) -> None:
+    def _add(
+        self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None
+    ) -> list[Part]:
         if whole.call is None:
             parts = whole.parts(cuts)
         else:
@@ -161,6 +169,7 @@ class Measurer:
         stream = whole.stream(site.block)
         for part in parts:
             collector.add(self.views.view(pending, part, stream), part[0].start)
+        return parts
 
     def _compare(self, name: str, ours: Tensor, theirs: Tensor, cuts: list[Cut] | None) -> None:
         """Compares the output that our sums belong to with the model's own. Raises SinkscopeError where it differs."""
@@ -199,6 +208,27 @@ class Measurer:
                 raise SinkscopeError(not_read(unread))
             self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread, first.decodes)
         return self._known[key]
+
+
+class Unseen:
+    """The positions that no query may see in any call that reads its own sequence: padding, where nobody told of it."""
+
+    def __init__(self) -> None:
+        self._hidden: dict[tuple[str, int], Tensor] = {}
+
+    def add(self, place: str, seen_by: Tensor, causal: bool) -> None:
+        """Adds a call, by the number of queries that see each key, (b | 1, h | 1, T). `causal`: a query need not see
+        its own key, so that the last one tells nothing."""
+        hidden = seen_by.amax(1) == 0
+        if causal:
+            hidden[:, -1] = False
+        key = place, hidden.shape[1]
+        self._hidden[key] = hidden & self._hidden[key] if key in self._hidden else hidden
+
+    def sequences(self, rows: int) -> int:
+        """How many of these sequences have such a position."""
+        counts = (hidden.any(1).expand(rows).sum() for hidden in self._hidden.values())
+        return max(map(int, counts), default=0)
 
 
 def not_read(modules: Iterable[str]) -> str:
@@ -271,11 +301,6 @@ def _in_turn(wholes: list[Whole], told: int) -> bool:
 
 def _seen(whole: Whole) -> Seen:
     heard, call = whole.heard, whole.call
-    if call is None:
-        assert whole.maps is not None
-        causal = all(rows.causal for rows in whole.maps)
-    else:
-        causal = call.visible.causal
     return Seen(
         module=heard.module,
         rows=heard.rows,
@@ -285,12 +310,19 @@ def _seen(whole: Whole) -> Seen:
         kv_groups=heard.heads if whole.value is None else whole.value.shape[1],
         head_dim=None if whole.query is None else whole.query.shape[-1],
         value_dim=None if whole.value is None else whole.value.shape[-1],
-        causal=causal,
+        causal=_is_causal(whole),
         path=heard.path,
         window=None if call is None else call.window,
         score="softmax" if call is None else call.score,
         kernel=None if call is None else (kernel_of(call) or TORCH),
     )
+
+
+def _is_causal(whole: Whole) -> bool:
+    if whole.call is not None:
+        return whole.call.visible.causal
+    assert whole.maps is not None
+    return all(rows.causal for rows in whole.maps)
 
 
 def _valid_ids(ids: Tensor | None, spans: list[Span] | None) -> Tensor | None:
