@@ -17,7 +17,7 @@ from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.sites import call_name
+from sinkscope.capture.sites import call_name, shown_name
 from sinkscope.capture.still_cached import bit_sums
 from sinkscope.capture.views import Cut
 
@@ -146,6 +146,11 @@ class Heard:
         return call_name(self.module, self.number)
 
     @property
+    def shown(self) -> str:
+        """The name in a sentence."""
+        return shown_name(self.name)
+
+    @property
     def changed(self) -> bool:
         """Whether something was written into the tensors since."""
         return any(kept.unwritten is None for kept in self.versions)
@@ -246,11 +251,6 @@ class Pass:
             for number in range(around.first, around.past)
             if self.heard[number].module == around.path
         }
-
-
-def shown_name(call: str) -> str:
-    """The name of a call or module in a sentence."""
-    return call or "the model itself"
 
 
 def not_followed(name: str, queries: int) -> str:

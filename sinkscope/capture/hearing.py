@@ -271,14 +271,14 @@ class CallHearing:
         if heard.folded:
             self._aside(self._unfold, heard, heard.output, read)
         elif heard.path == INLINE:
-            self._aside(check_axes, heard.name, heard.output, read)
+            self._aside(check_axes, heard.shown, heard.output, read)
         if heard.projection == name:
             self._aside(self._keep_projected, heard, heard.output, read)
 
     def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         first = sequences_first(output, read)
         if first is False:
-            raise SinkscopeError(turned_fold(heard.name, True))
+            raise SinkscopeError(turned_fold(heard.shown, True))
         heard.folded = first is None
 
     def _keep_projected(self, heard: Heard, output: Tensor, read: Tensor) -> None:

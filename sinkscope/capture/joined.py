@@ -17,7 +17,7 @@ from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
 from sinkscope.capture.padded import BEHIND, OWN, TARGET, Padding, Side, valid_spans
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.capture.sites import stream_of
+from sinkscope.capture.sites import shown_name, stream_of
 from sinkscope.capture.steps import Steps, Whole
 from sinkscope.capture.still_cached import Taking
 from sinkscope.capture.views import Span
@@ -139,7 +139,7 @@ class Joined:
         masks = MaskReadings()
         for number, heard in enumerate(now.heard):
             if heard.changed:
-                raise SinkscopeError(f"{heard.name} writes into the tensors that it attends with: they cannot be read")
+                raise SinkscopeError(f"{heard.shown} writes into the tensors that it attends with: they cannot be read")
             self._add(heard, now, number, masks, live)
         if self.passes:
             self._check_same(now)
@@ -192,7 +192,7 @@ class Joined:
         around = {record.path: record for record in now.around if record.first <= number < record.past}
         if heard.name not in self._sites:
             if self.passes:
-                raise SinkscopeError(f"{heard.name} attended in a later pass over a cache, but not in the first")
+                raise SinkscopeError(f"{heard.shown} attended in a later pass over a cache, but not in the first")
             cross = stream_of(self._model, heard.module, False) == "cross"
             self._sites[heard.name] = Steps(heard, cross)
         self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live)
@@ -201,8 +201,8 @@ class Joined:
         missing = self._sites.keys() - {heard.name for heard in now.heard}
         if missing:
             raise SinkscopeError(
-                f"{min(missing)} attended in the first pass over a cache, but was not read in a later one: run it with "
-                "use_cache=False"
+                f"{shown_name(min(missing))} attended in the first pass over a cache, but was not read in a later one: "
+                "run it with use_cache=False"
             )
 
     def padding(self, wholes: list[Whole]) -> tuple[Padding, list[Span] | None]:
@@ -249,8 +249,8 @@ class Joined:
                 start, stop = spans[row] if spans is not None and whole.queries == self.length else whole_row
                 if rows - (behind[row] if behind else 0) != stop - start:
                     raise SinkscopeError(
-                        f"{whole.heard.name} computes attention in its own code, and a sequence goes on behind a token "
-                        "that ends texts, or has padding that its first pass does not tell: neither is read"
+                        f"{whole.heard.shown} computes attention in its own code, and a sequence goes on behind a "
+                        "token that ends texts, or has padding that its first pass does not tell: neither is read"
                     )
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:

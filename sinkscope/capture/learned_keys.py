@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.sites import place_of, stream_of
+from sinkscope.capture.sites import place_of, shown_name, stream_of
 
 
 class LearnedKeys:
@@ -56,7 +56,7 @@ def _holds_some(model: nn.Module, path: str, key: Tensor | None, value: Tensor |
 def learned_keys(name: str) -> str:
     """What is said of a call with such keys."""
     return (
-        f"{name or 'the model itself'} attends to learned keys beside those of its tokens (memory, null or bias keys), "
+        f"{shown_name(name)} attends to learned keys beside those of its tokens (memory, null or bias keys), "
         "which are not read"
     )
 

@@ -281,7 +281,7 @@ class Listener:
             now.cache = cache_returned(output)
         if now.cache is None and now.shares is None:
             now.keeps = partial(may_go_on, self.model, now, inputs, output)
-        unknown = next((heard.name for heard in now.heard if heard.folded), None)
+        unknown = next((heard.shown for heard in now.heard if heard.folded), None)
         if unknown is not None and now.refused is None:
             now.refused = turned_fold(unknown, False)
         self._ended(now, sys.exc_info()[1] is not self._error)

@@ -28,7 +28,7 @@ class MapSteps:
 
     def __init__(self, heard: Heard, cross: bool) -> None:
         assert heard.parts is not None
-        self.name = heard.name
+        self.name = heard.shown
         self.cross = cross
         self._cuts = [cut for _, cut, _ in heard.parts if cut is not None]
         self._passes = [[rows if self.cross else self._own(rows, rows.queries)] for _, _, rows in heard.parts]

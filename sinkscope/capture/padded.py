@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sinkscope.capture.sites import shown_name
 from sinkscope.capture.views import Cut, Span
 from sinkscope.errors import SinkscopeError
 
@@ -143,7 +144,7 @@ def _masks_of(name: str, place: str, among: Collection[str], of_text: bool) -> t
     }
     if place not in sides:
         raise SinkscopeError(
-            f"{name} attends beside an encoder and a decoder: whether their padding masks are its own cannot be told; "
-            "give sequences of equal length"
+            f"{shown_name(name)} attends beside an encoder and a decoder: whether their padding masks are its own "
+            "cannot be told; give sequences of equal length"
         )
     return sides[place]

@@ -13,6 +13,11 @@ def call_name(module: str, number: int) -> str:
     return module if number == 0 else f"{module}[{number}]"
 
 
+def shown_name(call: str) -> str:
+    """The name of a call or module in a sentence."""
+    return call if call and not call.startswith("[") else f"the model itself{call}"
+
+
 @dataclass(frozen=True)
 class AttentionKind:
     """What a query of an attention call may see: `full`, `cross`, or some keys: `sliding`, `chunked`.

@@ -75,11 +75,11 @@ class Steps:
     """The rows of one attention call so far. `cross`: its keys are another text's."""
 
     def __init__(self, heard: Heard, cross: bool) -> None:
-        self.name, self.cross, self.named_cross = heard.name, cross, cross
+        self.name, self.cross, self.named_cross = heard.shown, cross, cross
         self.changed: list[Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
-        self._calls = CallRows(heard.name)
+        self._calls = CallRows(heard.shown)
         self._nothing: tuple[Tensor, Tensor] | None = None
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -101,7 +101,7 @@ class Steps:
             self.cross = self.cross or not heard.has_room(masks)
         if self._heard and (call is None) != (self._maps is not None):
             raise SinkscopeError(
-                f"{heard.name} computes attention in its own code in some passes over a cache alone, which is not "
+                f"{heard.shown} computes attention in its own code in some passes over a cache alone, which is not "
                 "read: run it with use_cache=False"
             )
         if call is None:
@@ -212,7 +212,7 @@ class Steps:
         if self.cross:
             if self._keys and keys != self._keys[0].shape[2]:
                 raise SinkscopeError(
-                    f"{heard.name} attends to {keys} keys after {self._keys[0].shape[2]} of another text"
+                    f"{heard.shown} attends to {keys} keys after {self._keys[0].shape[2]} of another text"
                 )
             if not self._keys:
                 self._keys, self._values = [call.key.clone()], [call.value.clone()]
@@ -223,7 +223,7 @@ class Steps:
         total = before + new
         if keys > total:
             if int(visible.reach[3].max()) > total:
-                raise SinkscopeError(f"{heard.name} attends to {keys} keys where its cache holds {total} tokens")
+                raise SinkscopeError(f"{heard.shown} attends to {keys} keys where its cache holds {total} tokens")
             call = replace(
                 call, key=call.key[:, :, :total], value=call.value[:, :, :total], mask=_cut(call.mask, total),
                 bias=_cut(call.bias, total),

@@ -16,7 +16,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_key
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.output_projection import factors_of, projection_weight
 from sinkscope.capture.plan import INLINE
-from sinkscope.capture.sites import Site
+from sinkscope.capture.sites import Site, shown_name
 from sinkscope.capture.still_cached import mark
 from sinkscope.capture.view import LayerView
 from sinkscope.errors import SinkscopeError
@@ -60,8 +60,8 @@ class Cut:
             length = size if valid is None else valid[1]
             if batch != sequences or size != length:
                 raise SinkscopeError(
-                    f"{name} has {batch} x {size} {what} for {sequences} padded sequences of {length}: padding cannot "
-                    "be told from text there; give sequences of equal length"
+                    f"{shown_name(name)} has {batch} x {size} {what} for {sequences} padded sequences of {length}: "
+                    "padding cannot be told from text there; give sequences of equal length"
                 )
 
     def rows(self, size: int, side: str = "queries") -> slice:

@@ -91,3 +91,19 @@ def test_padding_that_nobody_told_of_is_warned_of(masks: list[Tensor], warned: s
     expected = f"{warned} positions that no query may see, which count as text: if they are padding, give"
     assert [warning[: len(expected)] for warning in run.summary.warnings] == [expected] * (warned is not None)
     np.testing.assert_allclose(run.heads["bos_mass"][:HEADS], model[0].masses(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_model_that_attends_itself_has_a_name_in_each_line(calls: int) -> None:
+    """Its first query sees nothing by a finite mask, and torch attends to all keys then: that is another way."""
+
+    class Itself(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(calls - 1):
+                functional.scaled_dot_product_attention(*[self.heads(x)] * 3)
+            return super().forward(x)
+
+    mask = torch.zeros(LENGTH, LENGTH).masked_fill(ALL.triu(), torch.finfo(torch.float32).min)
+    (line,) = watched(Itself(mask=mask).eval(), vectors()).left_out
+    name = "the model itself" if calls == 1 else "the model itself[1]"
+    assert line.startswith(f"{name} attends in another way than sinkscope reads")

@@ -12,6 +12,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import made_in_strips
+from sinkscope.capture.sites import shown_name
 from sinkscope.errors import SinkscopeError
 
 MATMULS = ("matmul", "__matmul__", "bmm")
@@ -286,8 +287,8 @@ def flex_call(
     """
     if getattr(score_mod, "__name__", "") != "_identity":
         raise SinkscopeError(
-            f"{module or 'the model'} changes the logits of flex_attention by a score_mod, which sinkscope cannot "
-            "read; a mask_mod it can"
+            f"{shown_name(module)} changes the logits of flex_attention by a score_mod, which sinkscope cannot read; a "
+            "mask_mod it can"
         )
     mask = mask_of(block_mask[-1], (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)

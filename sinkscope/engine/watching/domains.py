@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.capture import Plan, Site
-from sinkscope.capture.heard import shown_name
+from sinkscope.capture.sites import shown_name
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.input_kinds.kind import InputKind, Reading

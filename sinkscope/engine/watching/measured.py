@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from sinkscope.capture import Site
 from sinkscope.capture.calls import MaskReadings
-from sinkscope.capture.heard import Pass, not_followed, shown_name
+from sinkscope.capture.heard import Pass, not_followed
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
 from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
 from sinkscope.capture.plan import Plan, sites_of
-from sinkscope.capture.sites import place_of
+from sinkscope.capture.sites import place_of, shown_name
 from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Cut, Part, Pending, Span, Views
 from sinkscope.engine.collector import Collector, Parts
@@ -129,7 +129,7 @@ class Measurer:
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
-                    f"layer {bad.layer} ({bad.module}) gives NaN or infinity: the sequence was left out"
+                    f"layer {bad.layer} ({shown_name(bad.module)}) gives NaN or infinity: the sequence was left out"
                 )
             ids = _valid_ids(joined.ids, spans)
             given, count = joined.given(rows), unseen.sequences(rows)
@@ -148,8 +148,8 @@ class Measurer:
             cuts[name] = padding.cuts(name, places[name], among)
             if whole.call is None and padding.any and not padding.alike(name, places[name], whole.heard.among, among):
                 raise SinkscopeError(
-                    f"{name} attended before a cross-attention: whose padding its mask shows cannot be told; give "
-                    "sequences of equal length"
+                    f"{shown_name(name)} attended before a cross-attention: whose padding its mask shows cannot be "
+                    "told; give sequences of equal length"
                 )
         return cuts
 
@@ -185,8 +185,8 @@ class Measurer:
                 self.worst = difference, name
             if not difference <= BOUNDS.get(theirs.dtype, BOUNDS[torch.float32]):
                 raise SinkscopeError(
-                    f"{name} attends in another way than sinkscope reads: its output differs by {difference:.2g} of "
-                    "its size; the sequence was left out"
+                    f"{shown_name(name)} attends in another way than sinkscope reads: its output differs by "
+                    f"{difference:.2g} of its size; the sequence was left out"
                 )
 
     def _calls(self, joined: Joined, wholes: list[Whole], rows: int, pieces: set[str]) -> Calls:
