@@ -107,7 +107,7 @@ def test_a_layer_that_is_called_twice_is_refused() -> None:
 
 
 def made(name: str, *draws: np.ndarray) -> list[ArmNumbers]:
-    rest = dict.fromkeys(MEASURES, np.zeros(SEQUENCES))
+    rest = dict.fromkeys(MEASURES, np.ones(SEQUENCES))
     return [
         ArmNumbers(name, None, None, draw if len(draws) > 1 else None, rest, dict(enumerate(values.T)))
         for draw, values in enumerate(draws)

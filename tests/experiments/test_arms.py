@@ -771,7 +771,7 @@ def made(
     name: str, shift: Any, family: str | None = None, kept: int | None = None, draw: int | None = None
 ) -> ArmNumbers:
     base = np.linspace(2.0, 3.0, 8)
-    values = {measure: np.zeros(8) for measure in MEASURES} | {"loss": base + shift}
+    values = {measure: np.zeros(8) for measure in MEASURES} | {"loss": base + shift, "size": np.ones(8)}
     return ArmNumbers(name, family, kept, draw, values)
 
 
@@ -820,6 +820,30 @@ def test_what_sinks_cost_and_what_is_destroyed() -> None:
     assert kept["versus_random"] == pytest.approx(2.0 - gap.mean() - 0.3)
     assert table.iloc[3]["draws"] == 3
     assert table.iloc[3]["increase"] == pytest.approx(0.3)
+
+
+def test_what_no_sequence_has_is_compared_with_nothing() -> None:
+    """Without a sink, the sinks in 16 bits and as many random tokens are the arm itself. A difference of 0 with p = 1
+    would say that sinks cost nothing."""
+    arms = ["acts:8/tensor", "keys:sinks", "keys:first1"]
+    result = sinkscope.arms(causal("llama"), arms, data=IDS, draws=2, cosines=True)
+    table = result.table.set_index("arm")
+    assert table.loc["unablated", "sink_rate_any"] == 0
+    gap = [name for name in table if name.startswith(("versus_random", "d_sink"))]
+    assert table.loc[["acts:8/tensor", "acts:8/tensor+sinks", "keys:sinks"], gap].isna().all(axis=None)
+    assert np.isfinite(table.loc["keys:first1", "versus_random"])
+    assert table.loc["keys:sinks", "control"] == "keys:random-sinks"
+    reason = "because no sequence has what the arm names"
+    assert f"keys:sinks: loss +0.0000; not compared with keys:random-sinks, {reason}." in result.words
+    assert [sentence.split(": ")[0] for sentence in result.words if reason in sentence] == [
+        "acts:8/tensor+sinks",
+        "keys:sinks",
+    ]
+    assert not any("16 bits" in sentence for sentence in result.words)
+    assert result.cosines is not None
+    assert result.cosines.groupby("arm")["versus_random"].count()[["keys:sinks", "keys:first1"]].tolist() == [0, 3]
+    similar = [sentence for sentence in result.words if "tokens are more similar" in sentence]
+    assert [sentence.split(": ")[0] for sentence in similar] == ["keys:first1"]
 
 
 # The grammar
@@ -1193,6 +1217,7 @@ def test_an_arm_of_one_s_own(tiny_model: Any, tokenizer: Any, monkeypatch: pytes
     result = sinkscope.arms(tiny_model, [ScaledValues(1.0), "scaled:0.5"], **options)
     rows = result.table.set_index("arm")
     assert rows.loc["scaled:1", "increase"] == 0
+    assert rows["size"].isna().tolist() == [False, True, True]  # the arm does not say
     assert rows.loc["scaled:0.5", "increase"] != 0
 
 

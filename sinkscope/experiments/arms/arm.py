@@ -99,7 +99,8 @@ class Pass:
         sinks: the keys that are sinks of the unablated model, [sequence of the batch, T]: alpha_k > epsilon in a head,
             over keys k with n_k >= n_max/4. None while the unablated model itself runs.
         changes: applied to every attention call, in order.
-        size: how much of each sequence the arm touches (heads, positions, elements), [sequence of the batch].
+        size: how much of each sequence the arm touches (heads, positions, elements), [sequence of the batch]. None
+            where the arm does not say.
     """
 
     setting: Setting

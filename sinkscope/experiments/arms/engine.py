@@ -226,7 +226,7 @@ def _measured(
         if not reference.normalised:
             reference.normalise()
         del logits  # or the next pass would run beside three passes' logits
-        numbers["size"] = torch.zeros(len(text)) if forward.size is None else forward.size
+        numbers["size"] = torch.full((len(text),), torch.nan) if forward.size is None else forward.size
         if not bool(numbers["loss"].isfinite().all()):
             dtype = setting.checkpoint.facts["dtype"]
             raise SinkscopeError(f"the loss under {arm.name} is NaN or infinite: {overflow_words(dtype)}")

@@ -95,14 +95,17 @@ def in_words(table: pd.DataFrame, beside: dict[str, str]) -> list[str]:
     """A sentence for each arm that has a control, for d_sink, and for every knee; `beside`: what is said of each arm
     that has a control."""
     rows = [row for row in table.to_dict("records") if row["arm"] != UNABLATED]
-    words = [_beside_random(row, beside[row["arm"]]) for row in rows if row["arm"] in beside]
+    words = [_beside_random(row, beside.get(row["arm"])) for row in rows if pd.notna(row["control"])]
     words += [_sinks_cost(row) for row in rows if not np.isnan(row["d_sink"])]
     words += [_knee(row, table) for row in rows if row["knee"] is True]
     return words
 
 
-def _beside_random(row: dict[str, Any], beside: str) -> str:
-    return f"{row['arm']}: loss {row['increase']:+.4f}{', destroyed' if row['destroyed'] else ''}; {beside}."
+def _beside_random(row: dict[str, Any], beside: str | None) -> str:
+    start = f"{row['arm']}: loss {row['increase']:+.4f}{', destroyed' if row['destroyed'] else ''}"
+    if beside is None:
+        return f"{start}; not compared with {row['control']}, because no sequence has what the arm names."
+    return f"{start}; {beside}."
 
 
 def _sinks_cost(row: dict[str, Any]) -> str:

@@ -98,11 +98,11 @@ def _needed(gap: Difference, shape: tuple[int, ...]) -> list[str]:
 def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> tuple[pd.DataFrame, dict[str, Difference]]:
     """One row for each arm, the draws of a random one together, and each arm's difference from its control, by name.
 
-    `controls`: the control's name by that of its arm. The first of `measured` must be the unablated model.
+    `controls`: the control's name by that of its arm. The first of `measured` must be the unablated model. An arm that
+    touches nothing in any sequence, as its control does, has no difference: there is nothing to compare.
     """
-    by_arm: dict[str, list[ArmNumbers]] = defaultdict(list)
-    for numbers in measured:
-        by_arm[numbers.name].append(numbers)
+    by_arm = _by_arm(measured)
+    idle = _idle(by_arm)
     stacks = {name: stacked(draws) for name, draws in by_arm.items()}
     base = stacks[measured[0].name]["loss"][0]
     rows, gaps = [], {}
@@ -111,9 +111,11 @@ def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> tuple[
         control = controls.get(name)
         if control is not None:
             row["control"] = control
-            gaps[name] = versus_random(stacks[name]["loss"][0], stacks[control]["loss"])
-            row |= named("versus_random", gaps[name])
-        row |= _d_sink(stacks, name)
+            if not {name, control} <= idle:
+                gaps[name] = versus_random(stacks[name]["loss"][0], stacks[control]["loss"])
+                row |= named("versus_random", gaps[name])
+        if f"{name}+sinks" not in idle:
+            row |= _d_sink(stacks, name)
         rows.append(row)
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["knee"] = _knees(table)
@@ -123,6 +125,18 @@ def table_of(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> tuple[
 def stacked(own: Sequence[ArmNumbers]) -> dict[str, np.ndarray]:
     """The numbers of an arm's draws, [draw, sequence] by measure."""
     return {name: np.stack([numbers.values[name] for numbers in own]) for name in own[0].values}
+
+
+def _by_arm(measured: Sequence[ArmNumbers]) -> dict[str, list[ArmNumbers]]:
+    by_arm: dict[str, list[ArmNumbers]] = defaultdict(list)
+    for numbers in measured:
+        by_arm[numbers.name].append(numbers)
+    return by_arm
+
+
+def _idle(by_arm: dict[str, list[ArmNumbers]]) -> set[str]:
+    """The arms that touch nothing in any sequence, such as the sinks of sequences that have none."""
+    return {name for name, draws in by_arm.items() if not any(one.values["size"].any() for one in draws)}
 
 
 def _row(own: Sequence[ArmNumbers], values: dict[str, np.ndarray], base: np.ndarray) -> dict[str, Any]:
@@ -199,10 +213,11 @@ COSINE_COLUMNS = (
 def cosine_table(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd.DataFrame:
     """One row for each arm and layer, the draws of a random one together. The first of `measured` must be the unablated
     model, `controls` is the control's name by that of its arm; every arm must have cosines."""
-    by_arm: dict[str, list[np.ndarray]] = defaultdict(list)
-    for numbers in measured:
-        by_arm[numbers.name] += [np.stack(list(numbers.cosines.values()), 1)]
-    stacks = {name: np.stack(draws) for name, draws in by_arm.items()}  # draw, sequence, layer
+    by_arm = _by_arm(measured)
+    idle = _idle(by_arm)
+    stacks = {  # draw, sequence, layer
+        name: np.stack([np.stack(list(one.cosines.values()), 1) for one in draws]) for name, draws in by_arm.items()
+    }
     layers = list(measured[0].cosines)
     base = stacks[measured[0].name][0]
     rows = []
@@ -215,7 +230,7 @@ def cosine_table(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd
             row |= {"avg_cos_output": float(mean(average[:, place]))}
             row |= {"avg_cos_output_sem": float(sem(average[:, place]))}
             row |= {"change": change.difference[place], "change_sem": change.sem[place], "change_p": change.p[place]}
-            if control is not None:
+            if control is not None and not {name, control} <= idle:
                 gap = versus_random(draws[0, :, place], stacks[control][..., place])
                 row |= named("versus_random", gap)
             rows.append(row)
@@ -223,11 +238,11 @@ def cosine_table(measured: Sequence[ArmNumbers], controls: dict[str, str]) -> pd
 
 
 def compared_layers(cosines: pd.DataFrame) -> pd.DataFrame:
-    """One row for each arm that has a control: at how many layers its tokens are more and less similar than without it
-    (`more`, `less`) and than under the control (`more_than_random`, `less_than_random`), each where p < 0.05, not
-    adjusted for the number of layers; and the largest change with its layer."""
+    """One row for each arm that is compared with a control: at how many layers its tokens are more and less similar
+    than without it (`more`, `less`) and than under the control (`more_than_random`, `less_than_random`), each where p
+    < 0.05, not adjusted for the number of layers; and the largest change with its layer."""
     rows = []
-    for name, layers in cosines[cosines["control"].notna() & (cosines["arm"] != UNABLATED)].groupby("arm", sort=False):
+    for name, layers in cosines[cosines["versus_random"].notna()].groupby("arm", sort=False):
         row = {"arm": name, "layers": len(layers)}
         for column, suffix in (("change", ""), ("versus_random", "_than_random")):
             told = layers[f"{column}_p"] < SIGNIFICANT

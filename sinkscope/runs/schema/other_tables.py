@@ -39,7 +39,7 @@ NUMBERS = {
         "How much of the sequence the arm changes. heads, dynamic, map: the number of heads that it changes; keys, "
         "value: of positions; massive: of elements; neuron: 1; first-token: 1, or 0 where it stands there already. kv, "
         "acts: the number of tokens that it keeps in 16 bits. window: the number S of keys that it keeps beside the "
-        "last W.",
+        "last W. Empty for an arm of your own that does not call `forward.touches(number)`.",
     ),
 }  # fmt: skip
 """Unit, range and meaning of every measure, by its column."""
@@ -66,6 +66,7 @@ JOINED_P = (
     "most 2^-20 of the larger mean is rounding, and has p = 1. Any other difference without an error has p = 0. Empty "
     "for one sequence or one draw."
 )
+NOTHING = "Empty where size is 0 in every sequence of both, for example where no sequence has a sink."
 
 
 def _difference(
@@ -98,7 +99,7 @@ ARMS_TABLES = {
                     "sequences."),
                 *_difference(
                     "versus_random", "Loss minus the mean loss of the control's draws on the same sequence, mean over "
-                        "sequences.",
+                        f"sequences. {NOTHING}",
                     "Root of the sum of the squared errors over sequences and over draws' means.", JOINED_P,
                 ),
                 ColumnSchema("spread", "number", NATS, "[0, inf)", "Standard deviation over draws of their mean "
@@ -115,7 +116,7 @@ ARMS_TABLES = {
                 ),
                 *_difference(
                     "d_sink", "Loss of an acts arm minus its loss with the sinks kept in 16 bits, on the same "
-                        "sequence; mean over sequences."
+                        "sequence; mean over sequences. Empty where no sequence has a sink."
                 ),
                 ColumnSchema("d_sink_low", "number", NATS, "(-inf, inf)", "Lower end of its 95 % interval."),
                 ColumnSchema("d_sink_high", "number", NATS, "(-inf, inf)", "Upper end of its 95 % interval."),
@@ -155,7 +156,7 @@ ARMS_TABLES = {
                 ),
                 *_difference(
                     "versus_random", "avg_cos_output minus its mean over the control's draws on the same sequence, "
-                        "mean over sequences.",
+                        f"mean over sequences. {NOTHING}",
                     "Root of the sum of the squared errors over sequences and over draws' means.", JOINED_P,
                     ("cosine", "[-2, 2]"),
                 ),
