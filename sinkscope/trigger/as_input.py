@@ -21,12 +21,12 @@ SINK = 0.9
 """A head has a sink from this mean BOS mass over non-trigger rows on: the bound by which the paper counts heads."""
 
 COLUMNS = {
-    "bos_min": "smallest over non-trigger rows i >= 1 of A[i,0], mean over sequences",
-    "bos_mean": "mean over non-trigger rows i >= 1 of A[i,0]",
-    "bos_trigger": "A[j,0] of the trigger's row j",
-    "share_min": "smallest over non-trigger rows of |A[i,0]| / sum_t |A[i,t]| (0 in a zero row), Gu et al.'s proxy",
-    "share_mean": "mean over non-trigger rows of that proxy",
-    "share_trigger": "that proxy in the trigger's row",
+    "bos_min": "mean over sequences of A[i,0] in the non-trigger row i >= 1 in which this mean is smallest",
+    "bos_mean": "mean over non-trigger rows i >= 1, and over sequences, of A[i,0]",
+    "bos_trigger": "mean over sequences of A[j,0] in the trigger's row j",
+    "share_min": "as bos_min, of |A[i,0]| / sum_t |A[i,t]| (0 in a zero row), Gu et al.'s proxy",
+    "share_mean": "as bos_mean, of that proxy",
+    "share_trigger": "as bos_trigger, of that proxy",
 }
 
 
