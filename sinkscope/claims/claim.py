@@ -33,7 +33,8 @@ class Number:
 
     Attributes:
         low, high: ends of a 95 % interval; of a share of heads, Wilson's, as if heads were drawn independently.
-        sem: standard error of a mean over n sequences. n: those sequences, or the number of which a share is one.
+        sem: standard error of a mean over n sequences. n: those sequences, or the number of which a share is one; NaN
+            for any other number.
     """
 
     shown: str
@@ -41,7 +42,7 @@ class Number:
     low: float = np.nan
     high: float = np.nan
     sem: float = np.nan
-    n: int = 0
+    n: float = np.nan
 
     @property
     def told(self) -> str:
@@ -61,7 +62,7 @@ def share(flags: Iterable[Any]) -> Number:
     outcomes = np.asarray(list(flags), dtype=bool)
     count, total = int(outcomes.sum()), len(outcomes)
     if not total:
-        return Number("0 of 0")
+        return Number("0 of 0", n=0)
     interval = binomtest(count, total).proportion_ci(method="wilson")
     return Number(f"{count} of {total}", count / total, float(interval.low), float(interval.high), n=total)
 

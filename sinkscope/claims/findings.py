@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from sinkscope.claims.claim import NOT_TESTED, Claim, Found, NotTested, Number
@@ -76,7 +75,7 @@ def _of(number: Number) -> dict[str, Any]:
 
 def number_of(row: Any) -> Number:
     """The number of a row."""
-    return Number(str(row.shown), row.value, row.low, row.high, row.sem, 0 if np.isnan(row.n) else int(row.n))
+    return Number(str(row.shown), row.value, row.low, row.high, row.sem, row.n)
 
 
 def to_csv(table: pd.DataFrame) -> str:

@@ -319,6 +319,11 @@ def test_a_rank_correlation_needs_values_that_vary() -> None:
     assert correlation([1, 1, 1], [1, 3, 2]).shown == correlation([1, 2], [1, 2]).shown == "-"
 
 
+def test_a_number_that_counts_nothing_has_no_n() -> None:
+    assert [one.n for one in (share([True, False, False]), share([]), mean([1.0, np.nan, 3.0]))] == [3, 0, 2]
+    assert np.isnan([number(0.5).n, mean([]).n, correlation([1, 2, 3], [1, 3, 2]).n]).all()
+
+
 def test_a_deciding_number_without_a_value_is_a_reason() -> None:
     claim = replace(CLAIMS["first-token"], find=lambda run, subject: Found(share([]), share([]), {"kept": number(1.0)}))
     verdict, told = judged(claim, made())
