@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, NO_DRY_RUN, DryRun, print_forecasts, say
+from sinkscope.cli.common import NO_DRY_RUN, DryRun, interrupted, print_forecasts, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
@@ -162,19 +162,10 @@ class ArmsJob:
 
         `draw` makes the figures, by file name.
         """
-        from sinkscope.present.figures.canvas import available
-        from sinkscope.present.terminal.progress import progress_bar
-
-        with ExitStack() as held, progress_bar(self.written.quiet, self.command) as progress, resumable():
-            self.processes.on_main(lambda: held.enter_context(taken(self.target)))
-            result = experiment(
-                self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
-                progress=progress if self.written.quiet else self._telling(progress), processes=self.processes,
-            )  # fmt: skip
-        if not available():
-            say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
-        figures = draw if available() else None
-        files = self.processes.on_main(lambda: result.save(self.target, self.written.force, figures, resume=True))
+        try:
+            result, files = self._saved(experiment, draw, question)
+        except KeyboardInterrupt as stopped:
+            interrupted(stopped, self.target)
         if not self.written.quiet:
             for warning in result.warnings:
                 say(f"warning: {warning}")
@@ -184,6 +175,25 @@ class ArmsJob:
             sys.stdout.write(to_json(result.as_dict()))
         elif not self.written.quiet:
             sys.stdout.write(render(result, files))
+
+    def _saved(
+        self, experiment: Callable[..., R], draw: Callable[[R], dict[str, bytes]], question: dict[str, Any]
+    ) -> tuple[R, list[Path]]:
+        """What the experiment measured, and the files written of it."""
+        from sinkscope.present.figures.canvas import available
+        from sinkscope.present.terminal.progress import progress_bar
+
+        with ExitStack() as held, progress_bar(self.written.quiet, self.command) as progress:
+            self.processes.on_main(lambda: held.enter_context(taken(self.target)))
+            result = experiment(
+                self.model, **question, **self.text.settings(), shards=self.target, resume=self.written.resume,
+                progress=progress if self.written.quiet else self._telling(progress), processes=self.processes,
+            )  # fmt: skip
+        if not available():
+            say("no figure: it needs matplotlib (pip install 'sinkscope[figures]')")
+        figures = draw if available() else None
+        files = self.processes.on_main(lambda: result.save(self.target, self.written.force, figures, resume=True))
+        return result, files
 
     def _telling(self, progress: Progress) -> Progress:
         """The progress; before the first pass how many there are, and after it about how long all take, where that is a
@@ -237,18 +247,6 @@ def prepared(
     settings = {name: getattr(text, name) for name in names}
     processes.run(lambda: check_early([model], not dry.dry_run, data=[text.data], **settings))
     return ArmsJob(command, model, folder, text, written, processes, dry)
-
-
-@contextmanager
-def resumable() -> Iterator[None]:
-    """Around a measurement: after Ctrl-C, says what is kept and ends with exit code 130."""
-    from sinkscope.experiments.arms.finished import ArmsInterrupted
-
-    try:
-        yield
-    except ArmsInterrupted as stopped:
-        say(f"interrupted: {stopped}; --resume goes on")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> list[int]:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from sinkscope.cli.help import LOADED
 from sinkscope.engine.launcher import size, told_by
 from sinkscope.errors import SinkscopeError, in_one_line
+from sinkscope.runs.folder import UNFINISHED
 
 if TYPE_CHECKING:
     from sinkscope.runs.forecast import Forecast
@@ -67,6 +68,15 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
         raise AssertionError
 
     return run
+
+
+def interrupted(stopped: KeyboardInterrupt, folder: Path) -> NoReturn:
+    """Ends an interrupted measurement with exit code 130, and says what is kept of it; where nothing is, the interrupt
+    goes on."""
+    if not (folder / UNFINISHED).is_dir():
+        raise stopped
+    say(f"interrupted: {str(stopped) or f'what is measured is kept in {folder}'}; --resume goes on")
+    raise typer.Exit(INTERRUPTED) from None
 
 
 def encode_anything() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, say
+from sinkscope.cli.common import INTERRUPTED, interrupted, say
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED, taken, unfinished_in
@@ -47,6 +47,12 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
+        try:
+            return self._scan(model, target)
+        except KeyboardInterrupt as stopped:
+            interrupted(stopped, target)
+
+    def _scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         with ExitStack() as held:
             resume = self.processes.on_main(partial(self._begin, model, target, held))
             import_libraries()
@@ -62,7 +68,7 @@ class ScanJob:
                     )  # fmt: skip
                 except Interrupted as stopped:
                     if stopped.run is None:
-                        raise
+                        raise KeyboardInterrupt from None
                     run = stopped.run
         if not run.manifest.complete:
             self.processes.on_main(partial(self._save_part, run, target))

@@ -551,6 +551,25 @@ def test_interrupted_scans_go_on(
     same_tables(out, unbroken)
 
 
+@pytest.mark.parametrize("step", ["sinkscope.engine.scan.build_run", "sinkscope.runs.run.Run.save"])
+def test_ctrl_c_after_the_last_batch_says_what_is_kept(
+    step: str, scan_cli: Scan, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is measured, and the tables are not written yet: the line said no more than "interrupted"."""
+    out = tmp_path / "run"
+
+    def interrupting(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, interrupting)
+        stopped = scan_cli(tiny_folder, *ARGS, out=out)
+    assert stopped.code == 130
+    assert stopped.stderr.endswith(f"sinkscope: interrupted: what is measured is kept in {out}; --resume goes on\n")
+    assert scan_cli(tiny_folder, *ARGS, "--resume", out=out).code == 0
+    same_tables(out, unbroken)
+
+
 @pytest.mark.slow
 def test_batches_halved_by_memory_stay_halved(
     tiny_folder: Path, tmp_path: Path, kill_after: Any, monkeypatch: pytest.MonkeyPatch

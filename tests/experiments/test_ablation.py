@@ -359,6 +359,21 @@ def test_command_writes_a_folder(
     assert {name: (tmp_path / "ablation" / name).read_bytes() for name in first} == first
 
 
+def test_ctrl_c_after_the_last_pass_says_what_is_kept(
+    tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupting(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinkscope.Ablation, "save", interrupting)
+        stopped = run_cli(tiny_folder, tiny_run)
+    assert stopped.exit_code == 130
+    kept = f"what is measured is kept in {tmp_path / 'ablation'}"
+    assert stopped.stderr.endswith(f"sinkscope: interrupted: {kept}; --resume goes on\n")
+    assert run_cli(tiny_folder, tiny_run, "--resume").exit_code == 0
+
+
 @pytest.mark.slow
 def test_an_interrupted_ablation_goes_on(
     tiny_folder: Path, tiny_run: Path, run_cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
