@@ -13,10 +13,15 @@ from browser import CHROMIUM, Browser
 from desk import enlarged, hostile, scanned
 
 import sinkscope
+from sinkscope.claims.claim import CLAIMS
+from sinkscope.claims.findings import put
+from sinkscope.claims.page import in_html, make_page
+from sinkscope.claims.subject import Subject
 from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.gate import check
 from sinkscope.experiments.attention_map import HeadMap
+from sinkscope.present.figures.run import draw
 from sinkscope.present.html.atlas import render_atlas
 from sinkscope.present.html.attention import AttentionMaps
 from sinkscope.present.html.check import render_check
@@ -79,6 +84,12 @@ def dense(folder: Path) -> str:
         return render_report([run, run], compare(run, run))
 
 
+def claimed(folder: Path) -> str:
+    claim, run = CLAIMS["hard-switch"], scanned()
+    page = make_page(put([claim], [Subject(LONG, given=run)]), [claim], {"switch": ("claims-switch.png", "A caption.")})
+    return in_html(page, {"claims-switch.png": draw(run, "heatmap", "png", "page")})
+
+
 PAGES: dict[str, Callable[[Path], str]] = {
     "rich": rich,
     "compared": compared,
@@ -87,6 +98,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "failed check": lambda folder: checked(hostile(scanned("zero head"), LONG), hostile(scanned(), LONG)),
     "passed check": lambda folder: checked(scanned(), scanned()),
     "atlas": several,
+    "claims": claimed,
     "cell of a run": lambda folder: CELL + str(hostile(enlarged(scanned(), 3, 32), LONG)._repr_html_()),
     "cell of a comparison": lambda folder: CELL + str(sinkscope.compare(scanned(), scanned("noise"))._repr_html_()),
 }
