@@ -154,7 +154,7 @@ def _write(out: Path, table: pd.DataFrame, chosen: list[Claim], subjects: list[S
     from sinkscope.present.paper.formats.csv import without_formulas
 
     images, captions, left_out = draw_figures(chosen, subjects)
-    page = make_page(table, chosen, captions)
+    page, there = make_page(table, chosen, captions), out.exists()
     out.mkdir(parents=True, exist_ok=True)
     contents = {
         "claims.csv": to_csv(without_formulas(table)),
@@ -162,7 +162,12 @@ def _write(out: Path, table: pd.DataFrame, chosen: list[Claim], subjects: list[S
         "claims.html": in_html(page, images),
     }
     files: dict[str, str | bytes] = {**images, **contents}
-    write_files({out / name: content for name, content in files.items()})
+    try:
+        write_files({out / name: content for name, content in files.items()})
+    except SinkscopeError:
+        if not there:
+            out.rmdir()
+        raise
     for reason in left_out:
         say(f"warning: {reason}")
     say(f"wrote {', '.join(str(out / name) for name in contents)}")

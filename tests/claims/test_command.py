@@ -213,6 +213,19 @@ def test_options_of_a_scan_beside_saved_runs_alone_are_refused(words: tuple[str,
     assert (refused.exit_code, refused.stdout, refused.stderr) == (2, "", told)
 
 
+def test_a_page_that_cannot_be_written_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(files: Any) -> None:
+        raise SinkscopeError("cannot write claims.csv: No space left on device")
+
+    scanned().save(tmp_path / "run")
+    monkeypatch.setattr("sinkscope.cli.claims.write_files", full)
+    refused = claims(tmp_path / "run", "--claim", "hard-switch", "--out", tmp_path / "page")
+    assert (refused.exit_code, refused.stderr) == (
+        2, "sinkscope: error: cannot write claims.csv: No space left on device\n"
+    )  # fmt: skip
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_saved_run_of_other_weights_is_not_judged_by_those_of_today(tmp_path: Path) -> None:
     """The run holds no evaluation of the task: its model is opened again."""
     model, run = tmp_path / "model", tmp_path / "run"
