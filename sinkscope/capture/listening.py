@@ -37,7 +37,7 @@ from sinkscope.capture.inline.calls import turned_fold
 from sinkscope.capture.inline.mode import is_function
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.own_cache import may_go_on
-from sinkscope.capture.padded import Padding
+from sinkscope.capture.padded import Padding, masks_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
 from sinkscope.capture.registries import uncompiled
 from sinkscope.errors import SinkscopeError
@@ -251,7 +251,7 @@ class Listener:
         if without_numbers():
             self._tell("a pass that torch traced or transformed (torch.jit, torch.export, torch.func) was not read")
             return
-        now = pass_of(name, args, kwargs)
+        now = pass_of(name, args, masks_by_place(self.model.get_submodule(name), args) | kwargs)
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinkscope.capture.sites import shown_name
 from sinkscope.capture.views import Cut, Span
@@ -22,6 +23,18 @@ NAMES = {
 """What models call the padding mask of their input (an encoder's, where there is a decoder), of a decoder's input, and
 of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
 BEHIND = "a sequence goes on behind padding, which is not read: pad prompts on the left"
+
+
+def masks_by_place(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The padding masks, by their names, among arguments that a module is given without names."""
+    if len(args) < 2:
+        return {}
+    try:
+        parameters = signature(module.forward).parameters
+    except (ValueError, TypeError):  # a function that Python code does not describe
+        return {}
+    known = {name for names in NAMES.values() for name in names}
+    return {name: given for name, given in zip(parameters, args, strict=False) if name in known}
 
 
 def masks_given(

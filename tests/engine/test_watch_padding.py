@@ -284,6 +284,18 @@ def test_torch_s_masks_hide_by_true_or_by_minus_infinity(kind: str) -> None:
     holds(seen.run(), "attend", mass(maps, mask, mask))
 
 
+@pytest.mark.parametrize(("family", "side"), [("llama", "right"), ("bert", "left")])
+def test_a_mask_without_its_name_is_read(family: str, side: str) -> None:
+    model, ids, mask = tiny(family), random_ids(ROWS, 9), padded(9, 5, side)
+    runs = []
+    for given, named in (((ids, mask), {}), ((ids,), {"attention_mask": mask})):
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(*given, **named)
+        runs.append(seen.run())
+    np.testing.assert_array_equal(runs[0].heads["bos_mass"], runs[1].heads["bos_mass"])
+    assert not runs[0].summary.warnings
+
+
 @pytest.mark.parametrize("filled", [0, 1])
 def test_a_mask_over_a_whole_static_cache_tells_of_its_first_places(filled: int) -> None:
     model, ids, mask = tiny("llama"), random_ids(ROWS, 9), padded(9, 5, "left")

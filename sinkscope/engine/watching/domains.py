@@ -225,8 +225,8 @@ class Watched:
             return []
         have = "1 sequence has" if count == 1 else f"{count} sequences have"
         return [
-            f"{have} positions that no query may see, which count as text: if they are padding, give the model its "
-            "attention_mask as a keyword, or sequences of equal length"
+            f"{have} positions that no query may see, which count as text: if they are padding, give the model an "
+            "attention_mask, or sequences of equal length"
         ]
 
     def domains(self) -> list[Domain]:
