@@ -28,14 +28,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture(scope="module")
 def kvpress() -> Iterator[Any]:
     """kvpress puts functions of its own around every attention function when it is imported; they are put back."""
-    functions = ALL_ATTENTION_FUNCTIONS._global_mapping
-    before = dict(functions)
+    names = ("_global_mapping", "_local_mapping")
+    before = {name: dict(getattr(ALL_ATTENTION_FUNCTIONS, name)) for name in names}
     found = library("kvpress")
-    if dict(functions) == before:  # imported before
+    if {name: getattr(ALL_ATTENTION_FUNCTIONS, name) for name in names} == before:  # imported before
         found.attention_patch.patch_attention_functions()
     yield found
-    functions.clear()
-    functions.update(before)
+    for name in names:
+        functions = getattr(ALL_ATTENTION_FUNCTIONS, name)
+        functions.clear()
+        functions.update(before[name])
 
 
 def as_before(given: dict[str, Any]) -> dict[str, Any]:
