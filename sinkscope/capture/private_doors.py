@@ -416,8 +416,9 @@ def set_process_timeout(patience: timedelta) -> None:
     from torch.distributed import distributed_c10d
 
     store = _part("torch", distributed_c10d, "distributed_c10d._get_default_store")
-    timeout = _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     store().set_timeout(patience)
+    public = getattr(distributed_c10d, "set_timeout", None)  # since torch 2.14
+    timeout = public or _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     timeout(patience)
 
 

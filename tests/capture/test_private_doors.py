@@ -383,7 +383,7 @@ def test_a_thread_that_computes_gradients_is_known() -> None:
     assert not doors.in_backward()
 
 
-@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*jit")
 def test_whether_tensors_hold_no_numbers_of_their_own() -> None:
     told: list[bool] = []
 

@@ -137,7 +137,7 @@ def test_a_copy_or_a_file_of_the_model_is_not_watched() -> None:
     assert b"sinkscope" not in file.getvalue().replace(b"tests/", b"")
 
 
-@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit")
 @pytest.mark.parametrize("way", slow_but(["jit", "export", "grads"], "jit"))
 def test_a_pass_that_torch_traces_is_the_model_s_alone(way: str) -> None:
     """Its tensors hold no numbers, or those of many passes at once: the trace would hold what we compute."""
@@ -161,7 +161,7 @@ def test_a_pass_that_torch_traces_is_the_model_s_alone(way: str) -> None:
     assert_same(seen.run(), sinkscope.scan(model, data=ids))
 
 
-@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning", "ignore:.*jit")
 def test_a_program_may_trace_a_model_before_it_runs_it() -> None:
     """torch traces it twice and compares: hooks that came in between would make it another model."""
     model, everywhere = plain("product"), Everywhere()
