@@ -35,7 +35,7 @@ def losses(missing: int = 0) -> dict[str, np.ndarray]:
 
 def write_arms(folder: Path, run: Run, missing: int = 0, kind: str = "arms", **model: Any) -> Path:
     """Saves a measurement of arms of the run's model, as `arms` or `ablate` do; `model`: facts to change."""
-    rest = dict.fromkeys(MEASURES, np.zeros(SEQUENCES))
+    rest = dict.fromkeys(MEASURES, np.zeros(SEQUENCES)) | {"size": np.ones(SEQUENCES)}
     measured = [
         ArmNumbers(name, None, None, draw if len(rows) > 1 else None, rest | {"loss": row})
         for name, rows in losses(missing).items()
