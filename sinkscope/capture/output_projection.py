@@ -42,10 +42,15 @@ def output_projection(model: nn.Module, path: str, width: int) -> str | None:
     """Path of the linear layer that reads `width` (heads * head width) channels from the attention module at `path`.
 
     Searches the module's children first, then the siblings `output.dense` (BERT and related models) and, of a module
-    `self`, `output` (BigBird-Pegasus). None where none of them has one.
+    `self`, `output` (BigBird-Pegasus). A module without parameters only multiplies what another one projects
+    (x-transformers' `Attend`): then every sibling that may be a projection is searched, unless it is the model's own
+    layer. None where none of them has one.
     """
     owner, _, own = path.rpartition(".")
-    siblings = ("output.dense", "output") if own == "self" else ("output.dense",)
+    siblings: tuple[str, ...] = ("output.dense", "output") if own == "self" else ("output.dense",)
+    attending = _submodule(model, path)
+    if owner and attending is not None and next(attending.parameters(), None) is None:
+        siblings += NAMES
     for base, names in ((path, NAMES), (owner, siblings)):
         for name in names:
             place = f"{base}.{name}".removeprefix(".")

@@ -76,6 +76,13 @@ class Site:
         return call_name(self.module, self.call)
 
     @property
+    def projects(self) -> bool:
+        """Whether its place alone tells that the output projection reads the heads: it is a part of the module, or
+        beside one of transformers' interface. Another one may read anything, such as the model's last states."""
+        inside = self.path == "interface" or (self.projection or "").startswith(f"{self.module}.")
+        return bool(self.module) and inside
+
+    @property
     def cross(self) -> bool:
         """Whether queries attend to another sequence, which may be as long as their own."""
         return self.kind.name == "cross"

@@ -236,8 +236,7 @@ class Views:
             valid = part(tensor, 1) if fits else None
             return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
 
-        # The linear layers of a model that attends itself may read anything, such as its last states.
-        projects = bool(site.module) or pending.projected is not None
+        projects = site.projects or pending.projected is not None
         return LayerView(
             site=site,
             epsilon=self.epsilon,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from own_code import (
@@ -352,6 +353,35 @@ def test_other_products_beside_those_of_queries_and_keys_are_none(read: Any) -> 
     run = read(model, ids)
     assert_float64(run, maps_of(model, ids))
     assert run.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)
+
+
+class Core(nn.Module):
+    """Multiplies what another module has projected, and holds no weights."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return softmax(query, key) @ value
+
+
+class AroundACore(Attention):
+    """`gated`: halves what its core returns before it is projected."""
+
+    def __init__(self, gated: bool) -> None:
+        super().__init__(lambda module, query, key, value: self.core(query, key, value) * (0.5 if gated else 1.0))
+        self.core = Core()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("read", READ)
+def test_the_projection_beside_a_module_without_weights_is_found(read: Any, gated: bool) -> None:
+    """Not where it reads something else than the heads."""
+    expected = read(writer(lambda module, query, key, value: softmax(query, key) @ value), ids_of()).heads
+    found = read(Writer(lambda: AroundACore(gated)), ids_of()).heads
+    assert list(found["module"].unique()) == ["blocks.0.attn.core", "blocks.1.attn.core"]
+    assert expected[["honor", "ov_drain"]].notna().all(axis=None)
+    if gated:
+        assert found[["honor", "ov_drain"]].isna().all(axis=None)
+    else:
+        pd.testing.assert_frame_equal(found.drop(columns="module"), expected.drop(columns="module"))
 
 
 class OneLayer(nn.Module):
