@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from sinkscope.errors import did_you_mean
+from sinkscope.errors import did_you_mean, shorten
 from sinkscope.present.text import printable, wrapped
 
 FIRST = "Most used"
@@ -97,6 +97,9 @@ class Group(TyperGroup):
             raise
 
 
+LONGEST = 800
+"""Characters of what is said of wrong words at most."""
+
 NUMBERS: dict[str, tuple[str, Callable[[str], float]]] = {
     "valid integer": ("a whole number", int),
     "valid number": ("a number", float),
@@ -116,8 +119,9 @@ def refuse(error: Any, ctx: Any, words: Sequence[str]) -> None:
     if number is not None and parameter is not None:
         needed, read = number
         value = _value_of(parameter.opts, words, read)
-        message = f"{parameter.opts[0]}{'' if value is None else f' {value!r}'}: {needed} is needed"
-    sys.stderr.write(f"sinkscope: error: {printable(message)} ({ctx.command_path} --help lists what there is)\n")
+        message = f"{parameter.opts[0]}{'' if value is None else f' {shorten(value)!r}'}: {needed} is needed"
+    message = printable(shorten(message, LONGEST))
+    sys.stderr.write(f"sinkscope: error: {message} ({ctx.command_path} --help lists what there is)\n")
     raise SystemExit(2)
 
 

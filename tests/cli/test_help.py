@@ -126,9 +126,11 @@ def test_a_wrong_command_and_a_wrong_option_get_the_near_ones() -> None:
         (("scan", "x", "--prepend", "8", "--prepend", "a", "--prepend", "9"), "--prepend 'a': a whole number is"),
         (("scan", "x", "--epsilon=half"), "--epsilon 'half': a number is needed (sinkscope scan --help"),
         (("plot", "x", "--head", "1.\x1b[2J"), "--head '1.\\x1b[2J': a whole number is needed (sinkscope plot --help"),
+        (("scan", "x", "--seq-len", "x" * 5000), f"--seq-len '{'x' * 197}...': a whole number is needed"),
         (("check",), "Missing argument 'RUN_OR_MODEL' (sinkscope check --help"),
         (("trigger", "train", "--nonesuch"), "No such option: --nonesuch (sinkscope trigger train --help"),
         (("--nonesuch",), "No such option: --nonesuch (sinkscope --help"),
+        (("--" + "x" * 5000,), f"No such option: --{'x' * 779}... (sinkscope --help"),
         (("scna",), "No such command 'scna'; did you mean scan? (sinkscope --help"),
     ],
 )  # fmt: skip
