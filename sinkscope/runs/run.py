@@ -174,7 +174,8 @@ def load_run(path: str | Path) -> Run:
     folder = Path(path)
     try:
         if not folder.exists():
-            raise SinkscopeError(f"no such run folder: {folder}")
+            beside = [path.parent.name for path in folder.parent.glob("*/manifest.json")]
+            raise SinkscopeError(f"no such run folder: {folder}{did_you_mean(folder.name, beside)}")
         RUN_FOLDER.settle(folder)
         content = _read_json(folder / "manifest.json")
     except OSError as error:

@@ -501,6 +501,13 @@ def test_table_of_something_else(default_run: Outcome, tmp_path: Path) -> None:
             )
 
 
+def test_a_run_folder_with_a_slip_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "manifest.json").touch()
+    with pytest.raises(SinkscopeError, match=r"no such run folder: .*gema; did you mean gemma\?"):
+        load_run(tmp_path / "gema")
+
+
 @pytest.mark.parametrize(("name", "words"), [("absent", "no such run folder"), (".", "not a run folder")])
 def test_folder_that_is_no_run(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(SinkscopeError, match=words):
