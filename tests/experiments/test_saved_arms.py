@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_folders import LOSSES, losses, write_arms
+from arm_folders import LOSSES, SEQUENCES, losses, write_arms
 from desk import scanned
-from scipy.stats import ttest_1samp
+from scipy.stats import sem, ttest_1samp
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.saved.arms import load_arms, placed
+from sinkscope.runs.saved.arms_table import BESIDE, MEASURES, ArmNumbers, table_of
 
 
 @pytest.mark.parametrize("kind", ["arms", "ablation"])
@@ -27,6 +28,22 @@ def test_the_interval_is_that_of_the_paired_test(tmp_path: Path, kind: str) -> N
             continue
         expected = ttest_1samp(own.mean(0) - LOSSES, 0).confidence_interval(0.95)
         assert (row["increase_low"], row["increase_high"]) == pytest.approx(tuple(expected), rel=1e-6), name
+
+
+def test_what_stands_beside_the_loss_is_a_mean_over_draws_with_its_error_over_sequences() -> None:
+    noise = np.random.default_rng(2)
+    draws = (("unablated", None), ("keys:random1", 0), ("keys:random1", 1))
+    measured = [
+        ArmNumbers(name, None, None, draw, {measure: noise.random(SEQUENCES) for measure in MEASURES})
+        for name, draw in draws
+    ]
+    table, _ = table_of(measured, {})
+    for measure in BESIDE:
+        for name, own in (("unablated", measured[:1]), ("keys:random1", measured[1:])):
+            each = np.mean([numbers.values[measure] for numbers in own], 0)
+            row = table.set_index("arm").loc[name]
+            assert row[measure] == pytest.approx(each.mean())
+            assert row[f"{measure}_sem"] == pytest.approx(sem(each))
 
 
 def test_an_interval_of_fewer_sequences_than_were_read_is_missing(tmp_path: Path) -> None:
