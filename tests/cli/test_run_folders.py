@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +123,22 @@ def test_a_folder_that_another_scan_has_taken_gets_a_number(tmp_path: Path) -> N
     check_target(base, force=False)
 
 
+def failing(folder: Path, found: list[bool]) -> Callable[..., None]:
+    """Stands in for a measurement: notes whether its folder is taken, and cannot load its model."""
+
+    def loads(*_: Any, **__: Any) -> None:
+        found.append(is_locked(folder / UNFINISHED))
+        raise SinkscopeError("the model cannot be loaded")
+
+    return loads
+
+
 def test_a_scan_takes_its_folder_before_it_loads_anything(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found: list[bool] = []
-
-    def loads(*_: Any, **__: Any) -> None:
-        found.append(is_locked(tmp_path / "runs" / "tiny" / UNFINISHED))
-        raise SinkscopeError("the model cannot be loaded")
-
+    loads = failing(tmp_path / "runs" / "tiny", found)
     monkeypatch.setattr("sinkscope.engine.scan.scan_request", loads)
     first = CliRunner().invoke(app, ["scan", str(tiny_folder), *SHORT])
     assert (first.exit_code, found) == (2, [True])
@@ -150,11 +157,7 @@ def test_interventions_take_their_folder_before_they_load_anything(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found: list[bool] = []
-
-    def loads(*_: Any, **__: Any) -> None:
-        found.append(is_locked(tmp_path / "runs" / "tiny-evict" / UNFINISHED))
-        raise SinkscopeError("the model cannot be loaded")
-
+    loads = failing(tmp_path / "runs" / "tiny-evict", found)
     monkeypatch.setattr("sinkscope.experiments.arms.experiment.arms", loads)
     monkeypatch.setattr("sinkscope.cli.arms_job.ArmsJob._foretell", lambda *_, **__: None)
     ended = CliRunner().invoke(app, ["evict", str(tiny_folder), *SHORT])
