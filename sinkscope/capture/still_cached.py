@@ -274,7 +274,7 @@ def bit_sums(rows: Tensor) -> Int[Tensor, ...]:
     """The bits of the rows of the last axis as integers, summed modulo 2**64; of 64 bits each, where rows are made of
     such: torch adds these several times as fast as narrower ones."""
     rows, size = rows.detach(), rows.element_size()
-    bits, wide = _BITS[size], _BITS[8].itemsize
+    bits, wide = _BITS[size], torch.int64.itemsize
     if size * rows.shape[-1] % wide == 0:
         at = (*rows.stride()[:-1], rows.storage_offset())
         fits = rows.stride(-1) == 1 and all(size * step % wide == 0 for step in at)
