@@ -271,15 +271,20 @@ def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group slot"]:
 
 
 def bit_sums(rows: Tensor) -> Int[Tensor, ...]:
-    """The bits of the rows of the last axis as integers, summed modulo 2**64; of 64 bits each, where rows are made of
-    such: torch adds these several times as fast as narrower ones."""
+    """The bits of the rows of the last axis as integers, summed modulo 2**64."""
+    return _words(rows).sum(-1, dtype=torch.int64)
+
+
+def _words(rows: Tensor) -> Int[Tensor, ...]:
+    """The bits of the rows of the last axis as integers; of 64 bits each, where rows are made of such: torch adds and
+    multiplies these several times as fast as narrower ones."""
     rows, size = rows.detach(), rows.element_size()
     bits, wide = _BITS[size], torch.int64.itemsize
     if size * rows.shape[-1] % wide == 0:
         at = (*rows.stride()[:-1], rows.storage_offset())
         fits = rows.stride(-1) == 1 and all(size * step % wide == 0 for step in at)
         rows, bits = rows if fits else rows.clone(memory_format=torch.contiguous_format), torch.int64
-    return rows.view(bits).sum(-1, dtype=torch.int64)
+    return rows.view(bits)
 
 
 def newest(held: StillCached, slots: int) -> bool:
@@ -303,11 +308,16 @@ _STRIP = 2**20
 
 
 def row_marks(rows: Tensor, seed: int = 0) -> Int[Tensor, ...]:
-    """A number for each row of the last axis: its bits as integers, times random odd ones, summed modulo 2**64."""
-    bits = rows.detach().contiguous().view(_BITS[rows.element_size()]).long()
+    """A number for each row of the last axis: its bits as integers, times random odd ones, summed modulo 2**64.
+
+    The upper half of an integer is multiplied once more, by a factor of its own. Otherwise two changed signs would
+    cancel: an odd multiple of 2**63 is 2**63.
+    """
+    words = _words(rows).long()
     draw = torch.Generator().manual_seed(seed)
-    factors = torch.randint(-(2**62), 2**62, (rows.shape[-1],), generator=draw) * 2 + 1
-    return (bits * factors.to(rows.device)).sum(-1)
+    factors = torch.randint(-(2**62), 2**62, (2, words.shape[-1]), generator=draw) * 2 + 1
+    whole, upper = factors.to(words.device)
+    return (words * whole).add_((words >> 32).mul_(upper)).sum(-1)
 
 
 def mark(matrix: Tensor) -> tuple[object, ...]:
