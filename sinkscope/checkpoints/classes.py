@@ -36,7 +36,8 @@ def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any])
         except Exception as error:  # a defect of the checkpoint, or of the class
             failure = failure or error.with_traceback(None)  # whose frames hold the weights
             continue
-        return (model, report) if head or family is AutoModel else _base_of(model, report)
+        whole = head or (family is AutoModel and not _runs_its_parts(type(model)))
+        return (model, report) if whole else _base_of(model, report)
     assert failure is not None  # there is at least one class
     if own and base_class(config) is not None:
         raise SinkscopeError(
@@ -67,7 +68,8 @@ def _families(name: str, config: Any, head: bool, own: dict[str, Any]) -> list[A
         )
     if head or (own and "AutoModel" not in own):
         return [AutoModelForCausalLM]
-    return [AutoModel] if own else [AutoModel, *_named_classes(config)]
+    named = [] if own else _named_classes(config)
+    return named if named and base_class(config) is None else [AutoModel, *named]
 
 
 def _named_classes(config: Any) -> list[Any]:
@@ -80,7 +82,16 @@ def _named_classes(config: Any) -> list[Any]:
     names = [name for name in getattr(config, "architectures", None) or [] if isinstance(name, str)]
     classes = [getattr(transformers, name, None) for name in names]
     base = base_class(config)
-    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not base]
+    models = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not base]
+    return [_first_part(config) or cls if _runs_its_parts(cls) else cls for cls in models]
+
+
+def _first_part(config: Any) -> Any:
+    """The class of the first of several models, which can be loaded alone where it reads text beside pictures."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    first = next(iter(type(config).sub_configs.values()), None)
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(first, None)
 
 
 def code_left_out(name: str, model: Any) -> list[str]:
@@ -95,7 +106,9 @@ def code_left_out(name: str, model: Any) -> list[str]:
 
 def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The model inside one with a head, and what the report says of it, by the names that its weights have there."""
-    base, inside = unwrapped(whole), f"{whole.base_model_prefix}."
+    base = unwrapped(whole)
+    path = next(name for name, module in whole.named_modules() if module is base)
+    inside = f"{path or whole.base_model_prefix}."
     if hasattr(whole, "hf_device_map"):
         base.hf_device_map = whole.hf_device_map
     missing, mismatched, unexpected = loading_report(report)
@@ -106,12 +119,22 @@ def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, A
     }
 
 
+def _runs_its_parts(model: type[nn.Module]) -> bool:
+    """Whether a class has no forward of its own, as that of Qwen2.5-Omni, whose models think, talk and sound in
+    turn."""
+    return model.forward is nn.Module.forward
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Returns the part of a model that reads its input and has no head.
 
     A decoder used alone has a wrapper around it whose forward only passes its arguments on: the decoder is returned.
-    Where the base model does not take the main input, the whole model is returned.
+    Where the base model does not take the main input, the whole model is returned. A model that runs its parts in
+    turn stands for the first of them.
     """
+    if _runs_its_parts(type(model)):
+        parts = (child for child in model.children() if hasattr(child, "config"))
+        return next((unwrapped(part) for part in parts), model)
     base = getattr(model, "base_model", model)
     parameters = inspect.signature(base.forward).parameters
     variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

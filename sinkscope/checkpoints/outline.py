@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.capture.private_doors import base_class
 from sinkscope.checkpoints.checkpoint import Checkpoint
 from sinkscope.checkpoints.checks import Bounds, need_causal
 from sinkscope.checkpoints.classes import unwrapped
@@ -167,6 +168,11 @@ def _made(name: str, config: Any, options: LoadOptions, dtype: torch.dtype) -> n
     from transformers import AutoModel, AutoModelForCausalLM
 
     family = AutoModelForCausalLM if options.head else AutoModel
+    if not options.head and not options.trust_remote_code and base_class(config) is None:
+        raise SinkscopeError(
+            f"{name}: transformers' AutoModel makes no model of its {type(config).__name__}, so its operations cannot "
+            "be counted before it is loaded: leave out --dry-run"
+        )
     with _in_one_line(name, None), _Bounds(name), torch.device("meta"):
         model = family.from_config(
             config, dtype=dtype, attn_implementation=implementation(config),

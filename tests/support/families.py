@@ -59,6 +59,7 @@ SIZES: dict[str, Any] = {
 }
 
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 WINDOWS = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "bailing_hybrid": MIXED,
@@ -125,6 +126,20 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attention_head_size": 8,
     },
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_omni_moe_text"), TURNS),
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "hunyuan_vl_text", "hy_v4_vl_text"), TURNS),
+    **dict.fromkeys(("cosmos3_edge_text", "ernie4_5_vl_moe_text"), TURNS),
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 5},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
+    "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
+    "glm4v_moe_text": TURNS | {"partial_rotary_factor": 1.0},
+    "glm5_next_text": MIXED | {"index_topk": 16, "qk_rope_head_dim": 0},
+    "granite_docling_vision": {"out_hidden_size": 32},
+    "inkling2_vision": {"text_hidden_size": 32},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
