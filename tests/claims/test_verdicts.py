@@ -543,7 +543,7 @@ def test_the_contrast_of_normalisation_is_of_the_same_text() -> None:
     sites = [site.model_copy(update={"score": "sigmoid"}) for site in run.manifest.attention]
     run = replace(run, manifest=run.manifest.model_copy(update={"attention": sites}))
     verdict, found = judged(CLAIMS["needs-normalisation"], Subject("several", given=run))
-    assert (verdict, found.contrast) == (HOLDS, number(0.0))
+    assert (verdict, repr(found.contrast)) == (HOLDS, repr(number(0.0)))  # a NaN of it equals none
 
 
 def test_the_margin_between_keys_is_not_that_of_another_domain() -> None:
@@ -574,7 +574,7 @@ def test_the_odds_of_a_token_need_the_number_of_all_rows() -> None:
     )
     data = [each.model_copy(update={"shortest": 40}) for each in run.manifest.data]
     ragged = replace(run, manifest=run.manifest.model_copy(update={"data": data}))
-    assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=ragged))[1].figures[name] == Number("-")
+    assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=ragged))[1].figures[name].shown == "-"
     data = [each.model_copy(update={"sequences": 9}) for each in run.manifest.data]
     cut = replace(run, manifest=run.manifest.model_copy(update={"data": data, "complete": False}))
     told = judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=cut))[1].figures[name]
