@@ -21,6 +21,7 @@ NAMES = (
     "proj",
     "o",
     "projection",
+    "projection_layer",
     "dense",
     "linear_out",
     "c_proj",

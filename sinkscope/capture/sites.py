@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from torch import nn
 
@@ -114,6 +117,27 @@ STREAM_NAMES = {
 STREAM_INPUTS = {"pixel_values": "vision", "input_features": "audio", "input_values": "audio"}
 """The stream by the model's main input, for modules whose path does not tell it."""
 
+TEXT_INPUTS = ("input_ids", "inputs_embeds", "inputs")
+
+
+def main_input(model: nn.Module) -> str:
+    """The keyword of a model's main input; several, as OneFormer's, in one word.
+
+    Where the forward of a class of transformers' own takes neither the keyword that the model names nor any text, it is
+    the one that it takes first: the parts of models that see do not name theirs.
+    """
+    named = getattr(model, "main_input_name", "input_ids")
+    if not isinstance(named, str):
+        return " and ".join(named)
+    taken = _taken(type(model).forward) if type(model).__module__.startswith("transformers.") else ()
+    return named if not taken or any(name in taken for name in (named, *TEXT_INPUTS)) else taken[0]
+
+
+@cache
+def _taken(forward: Callable[..., Any]) -> tuple[str, ...]:
+    _, *taken = inspect.signature(forward).parameters.values()
+    return tuple(each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD)
+
 
 def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
     """The block that holds an attention module: (path of the block, its index in its ModuleList).
@@ -151,7 +175,7 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     for stream, names in STREAM_NAMES.items():
         if any(name in lowered for name in names):
             return stream
-    return STREAM_INPUTS.get(getattr(model, "main_input_name", "input_ids"), "text")
+    return STREAM_INPUTS.get(main_input(model), "text")
 
 
 def _reads_memory(model: nn.Module, path: str) -> bool:

@@ -142,4 +142,5 @@ def unwrapped(model: nn.Module) -> nn.Module:
     passes_on = {parameter.kind for parameter in parameters.values()} <= variable
     if passes_on and isinstance(decoder, nn.Module) and hasattr(decoder, "config"):
         return decoder
-    return base if getattr(base, "main_input_name", "input_ids") in parameters else model
+    named = getattr(base, "main_input_name", "input_ids")
+    return base if isinstance(named, str) and named in parameters else model

@@ -14,6 +14,7 @@ from torch import nn
 from sinkscope.capture.private_doors import capturing, forward_hooks, is_out_of_memory, set_capturing
 from sinkscope.capture.quiet_logs import quiet_logs
 from sinkscope.capture.registries import renamed, uncompiled
+from sinkscope.capture.sites import TEXT_INPUTS, main_input
 from sinkscope.checkpoints.checkpoint import Checkpoint, add_facts, configuration
 from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.errors import SinkscopeError, first_line
@@ -30,8 +31,8 @@ class Forward:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        needs = getattr(model, "main_input_name", "input_ids")
-        if needs not in ("input_ids", "inputs_embeds", "inputs", *KINDS):
+        needs = main_input(model)
+        if needs not in (*TEXT_INPUTS, *KINDS):
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, which sinkscope cannot give it")
         self.model = model
         self.signal = needs if needs in KINDS else None
