@@ -20,7 +20,7 @@ from sinkscope.capture.inline.calls import (
     turned_fold,
 )  # fmt: skip
 from sinkscope.capture.inline.mode import InlineWatch
-from sinkscope.capture.interface import call_of
+from sinkscope.capture.interface import call_of, is_causal_without_mask
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
@@ -124,27 +124,27 @@ class CallHearing:
                 result = function(module, query, key, value, attention_mask, *args, **keywords)
             finally:
                 self._torch.pauses -= 1
-            self._aside(self._interface, module, (query, key, value), attention_mask, keywords, result[0])
+            self._aside(self._interface, name, module, (query, key, value), attention_mask, keywords, result[0])
             return result
 
         return heard
 
     def _interface(
-        self, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], mask: Any, keywords: dict[str, Any],
-        output: Tensor,
+        self, name: str | None, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], mask: Any,
+        keywords: dict[str, Any], output: Tensor,
     ) -> None:  # fmt: skip
         path = self.names.get(module)
         if path is None:
             self._refuse(f"an attention module outside the model was called: {type(module).__name__}")
             return
         rest = dict(keywords)
-        causal = rest.pop("is_causal", None)
-        for name in unknown_keywords(rest):
-            self.keywords.setdefault(name, path)
+        causal = is_causal_without_mask(name, module, rest.pop("is_causal", None))
+        for keyword in unknown_keywords(rest):
+            self.keywords.setdefault(keyword, path)
         query, key, value = tensors
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
-        call = detached(call_of(module, query, key, value, mask, causal, rest))
+        call = detached(call_of(query, key, value, mask, causal, rest))
         self._check_keys(path, call)
         self._resume(path, call, query.shape[2], partial(_end_of, call))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))

@@ -44,7 +44,8 @@ def shadowed(model: nn.Module, handler: Handler, passed: Passed | None = None) -
     where the user has replaced the interface's own functions.
     """
     check_registries()
-    functions = dict.fromkeys(READ, _attention_function(model, handler, passed or Passed({}, {})))
+    passed = passed or Passed({}, {})
+    functions = {name: _attention_function(model, name, handler, passed) for name in READ}
     with (
         alone(f"a watched pass of {type(model).__name__}"),
         uncompiled(model),
@@ -54,7 +55,9 @@ def shadowed(model: nn.Module, handler: Handler, passed: Passed | None = None) -
         yield
 
 
-def _attention_function(model: nn.Module, handler: Handler, passed: Passed) -> Callable[..., tuple[Tensor, None]]:
+def _attention_function(
+    model: nn.Module, name: str, handler: Handler, passed: Passed
+) -> Callable[..., tuple[Tensor, None]]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -66,24 +69,33 @@ def _attention_function(model: nn.Module, handler: Handler, passed: Passed) -> C
         **keywords: Any,
     ) -> tuple[Tensor, None]:
         for paths, names in ((passed.unknown, unknown_keywords), (passed.declared, declared_elsewhere)):
-            for name in names(keywords):
-                if name not in paths:
-                    paths[name] = _path(model, module)
-        return handler(module, call_of(module, query, key, value, attention_mask, is_causal, keywords)), None
+            for keyword in names(keywords):
+                if keyword not in paths:
+                    paths[keyword] = _path(model, module)
+        causal = is_causal_without_mask(name, module, is_causal)
+        return handler(module, call_of(query, key, value, attention_mask, causal, keywords)), None
 
     return attention
 
 
+def is_causal_without_mask(name: str | None, module: nn.Module, given: bool | None) -> bool:
+    """Whether a call through the function of this name is causal where it has no mask.
+
+    transformers' `sdpa` takes the keyword that it is `given`, else what the module says of itself. The other functions
+    know no order but that of a mask.
+    """
+    return name == "sdpa" and bool(given if given is not None else getattr(module, "is_causal", True))
+
+
 def call_of(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool | None,
-    keywords: dict[str, Any],
-) -> AttentionCall:  # fmt: skip
-    """The record of one call of the interface's functions `sdpa` and `eager`, with every known keyword applied."""
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, keywords: dict[str, Any]
+) -> AttentionCall:
+    """The record of one call of the interface's functions, with every known keyword applied. `causal` counts where
+    there is no mask."""
     if mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # As in torch's sdpa, the mask is aligned top left: query 0 sees key 0 only, and no query sees keys >= Tq.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    causal = bool(causal) and query.shape[2] > 1
+    causal = causal and query.shape[2] > 1
     return with_keywords(AttentionCall(query, key, value, mask, causal, scaling=query.shape[-1] ** -0.5), keywords)
 
 

@@ -47,7 +47,9 @@ SEQ2SEQ = list(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 CAUSAL = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 BESIDE = [family for family in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if family not in CAUSAL]
 VISION = ["beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"]
-VISION += ["ijepa", "siglip_vision_model", "vit", "vit_msn", "yolos"]
+VISION += ["idefics3_vision", "ijepa", "internvl_vision", "radio", "siglip_vision_model", "vit", "vit_msn", "yolos"]
+TEXT = ["clip_text_model", "dpr", "embedding_gemma2_text", "imagegpt", "markuplm", "openai_privacy_filter", "splinter"]
+TEXT = [family for family in TEXT if family in CONFIG_MAPPING]
 SPEECH = ["audio-spectrogram-transformer", "canary", "cohere_asr", "data2vec-audio", "granite_speech5_ctc", "hubert"]
 SPEECH += ["lasr_ctc", "moonshine", "moonshine_streaming", "nemotron_asr_streaming"]
 SPEECH += ["parakeet_ctc", "qwen2_audio_encoder", "sew", "sew-d", "speech_to_text", "speecht5", "unispeech"]
@@ -58,6 +60,7 @@ LISTS = {
     "masked language models": MASKED,
     "encoder-decoders": SEQ2SEQ,
     "language models beside pictures or sound, over text alone": BESIDE,
+    "other models of text (a choice)": TEXT,
     "vision (a choice)": VISION,
     "speech (a choice)": SPEECH,
 }
@@ -208,6 +211,12 @@ def test_language_models_beside_pictures_or_sound(family: str, record_property: 
     record_property(COUNTED, ("beside pictures or sound", expect(transformers.AutoModelForMultimodalLM, family)))
 
 
+@pytest.mark.parametrize("family", slow_but(TEXT, "splinter"))
+def test_other_models_of_text(family: str, record_property: Record) -> None:
+    """Splinter has no sdpa, does not say that it is not causal, and where nothing is padded it has no mask."""
+    record_property(COUNTED, ("other models of text (a choice)", expect(transformers.AutoModel, family)))
+
+
 @pytest.mark.parametrize("family", slow_but(VISION, "vit"))
 def test_vision_models(family: str, record_property: Record) -> None:
     """Pictures of 32 x 32 pixels; both of equal size, so nothing is padded."""
@@ -282,6 +291,19 @@ def test_a_stage_whose_keys_are_all_patches_is_read() -> None:
     run = sinkscope.scan(model, data={"pixel_values": pixels})
     assert [site.module[:16] for site in run.manifest.attention] == ["encoder.block.3."] * 2
     assert "was not read: encoder.block.0.0.attention.self" in run.summary.warnings[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "read"),
+    [
+        ("oneformer", "pixel_values and task_inputs"), ("sam2_video", "inference_session"),
+        ("qwen2_5_vl_vision", "hidden_states"),
+    ],
+)  # fmt: skip
+def test_an_input_that_nobody_can_give_is_named(family: str, read: str) -> None:
+    with pytest.raises(sinkscope.SinkscopeError, match=f"reads {read}, which sinkscope cannot give it"):
+        sinkscope.scan(tiny_model(transformers.AutoModel, family), data=torch.zeros(1, 9, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
