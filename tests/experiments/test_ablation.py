@@ -143,11 +143,28 @@ def test_nothing_zeroed_is_the_unablated_model_exactly(tiny_folder: Path, tiny_r
     assert losses["honor:low", 0.0] == losses.loc[UNABLATED].iloc[0]
     assert rows.loc[("honor:low", 0.0), "increase"] == 0
     assert rows.loc[("honor:low", 0.0), "heads"] == 0
+    assert result.words[0] == "honor:low at 0 % (0 heads): loss +0.0000, nothing zeroed."
+    assert not result.heads["honor:low"].keys() - {"1"}
     everything = rows.loc[("honor:low", 1.0)]
     assert everything["heads"] == 8
     assert everything["versus_random"] == 0  # all heads, however they were chosen
     assert everything["increase"] != 0
     assert "costs the same as random heads, up to rounding" in result.words[1]
+
+
+def test_both_tables_of_an_ablation_say_the_same(tiny_folder: Path, tiny_run: Path) -> None:
+    """ablation.csv and arms.csv: of the unablated model, of a share of no heads, and of all others."""
+    result = sinkscope.ablate(str(tiny_folder), tiny_run, fractions=[0.0, 0.5], tokens="first", **SMALL)
+    columns = [
+        *("loss", "loss_sem", "increase", "increase_sem", "increase_p"),
+        *("versus_random", "versus_random_sem", "versus_random_p", "spread"),
+    ]
+    names = [UNABLATED, "heads:honor:low0%", "heads:random0", "heads:honor:low50%", "heads:random4", "keys:first1"]
+    own, arms = result.table[columns], result.arms.set_index("arm").loc[names, columns]
+    np.testing.assert_array_equal(own.to_numpy(float), arms.to_numpy(float))
+    unablated, none = own.iloc[0], own.iloc[1]
+    assert unablated[["increase", "increase_sem", "increase_p"]].tolist() == [0, 0, 1]
+    assert none[["versus_random", "versus_random_sem", "versus_random_p"]].isna().all()
 
 
 def test_text_is_text_the_run_has_not_read(tiny_folder: Path, tiny_run: Path) -> None:

@@ -17,9 +17,10 @@ RANDOM, HIDDEN = "random", "first token hidden"
 NAN = float("nan")
 COLUMNS = {
     "loss": "next-token cross-entropy, nats per token: mean over positions 1..T-1, then over sequences (and draws)",
-    "increase": "loss minus the unablated model's on the same sequence; its error and p from the paired t-test",
+    "increase": "loss minus the unablated model's on the same sequence; its error and p from the paired t-test; p = 1 "
+    "where the difference is rounding, as in the unablated model itself",
     "versus_random": "loss minus the mean loss of the random draws of as many heads, paired by sequence; its error "
-    "joins the sequences' and that of the draws' mean, p by Welch and Satterthwaite",
+    "joins the sequences' and that of the draws' mean, p by Welch and Satterthwaite; empty where no head is zeroed",
     "spread": "standard deviation of the draws' mean losses",
     "sink_rate_first": "share of (sequence, head) with alpha_0 > epsilon",
     "sink_rate_any": "share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4",
@@ -103,12 +104,14 @@ def summarise(arms: list[ZeroedArm], documents: list[str], facts: dict[str, Any]
         if name == HIDDEN:
             words.append(_hidden_sentence(row, base))
         elif name not in (UNABLATED, RANDOM):
+            if not row["heads"]:
+                words.append(f"{_at(row)}, nothing zeroed.")
+                continue
             gap = versus_random(drawn[0].losses, losses[RANDOM, fraction])
             row |= named("versus_random", gap)
-            words.append(_sentence(row, beside_random(gap, losses[RANDOM, fraction].shape, "random heads")))
-            if drawn[0].heads:
-                pairs = [[module, head] for module, numbers in drawn[0].heads.items() for head in numbers]
-                heads.setdefault(name, {})[f"{fraction:g}"] = pairs
+            words.append(f"{_at(row)}; {beside_random(gap, losses[RANDOM, fraction].shape, 'random heads')}.")
+            pairs = [[module, head] for module, numbers in drawn[0].heads.items() for head in numbers]
+            heads.setdefault(name, {})[f"{fraction:g}"] = pairs
     sequences = pd.concat([_per_sequence(arm, documents) for arm in arms], ignore_index=True)
     return Ablation(
         pd.DataFrame(rows, columns=list(ROW)), sequences.astype({"draw": "Int64"}), heads, facts, words, warnings
@@ -120,14 +123,13 @@ def _row(own: list[ZeroedArm], losses: np.ndarray, base: ZeroedArm) -> dict[str,
     arm, count = own[0], sum(map(len, own[0].heads.values()))
     row: dict[str, Any] = dict.fromkeys(ROW, NAN)
     row |= {"arm": arm.name, "fraction": arm.fraction, "heads": count, "draws": len(own), **arm.sinks}
-    row |= loss_cells(losses, base.losses)
-    return row if arm is not base else row | dict.fromkeys(("increase", "increase_sem", "increase_p"), NAN)
+    return row | loss_cells(losses, base.losses)
 
 
-def _sentence(row: dict[str, Any], beside: str) -> str:
+def _at(row: dict[str, Any]) -> str:
+    """How the sentence of a score begins: the share of heads, and the loss."""
     zeroed = f"{row['heads']} head{'s' * (row['heads'] != 1)}"
-    start = f"{row['arm']} at {100 * row['fraction']:g} % ({zeroed}): loss {row['increase']:+.4f}"
-    return f"{start}; {beside}." if row["heads"] else f"{start}, nothing zeroed."
+    return f"{row['arm']} at {100 * row['fraction']:g} % ({zeroed}): loss {row['increase']:+.4f}"
 
 
 def _hidden_sentence(row: dict[str, Any], base: ZeroedArm) -> str:
