@@ -23,7 +23,8 @@ COLUMNS = {
     "joins the sequences' and that of the draws' mean, p by Welch and Satterthwaite; empty where no head is zeroed",
     "spread": "standard deviation of the draws' mean losses",
     "sink_rate_first": "share of (sequence, head) with alpha_0 > epsilon",
-    "sink_rate_any": "share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4",
+    "sink_rate_any": "share of (sequence, head) with alpha_k > epsilon at any key k with n_k >= n_max/4; n_k counts "
+    "the queries that may see key k in this pass",
     "first token hidden": "no query i >= 1 sees key 0, in any layer; query 0 keeps it",
 }
 

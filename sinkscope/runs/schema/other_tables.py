@@ -31,8 +31,9 @@ NUMBERS = {
     ),
     "sink_rate_any": (
         "share", "[0, 1]",
-        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm. "
-        f"{UNSEEN}",
+        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm. n_k "
+        "counts the queries that may see key k under the arm. So under a window of few keys, where uniform attention "
+        f"exceeds epsilon too, it says nothing about sinks. {UNSEEN}",
     ),
     "size": (
         "count", "[0, inf)",
@@ -89,9 +90,10 @@ ARMS_TABLES = {
                 ColumnSchema("control", "string", "", "", "The random control that this arm is compared with. Empty "
                     "where it has none, or where that control cannot apply."),
                 ColumnSchema("family", "string", "", "", "The grid that the arm belongs to, such as window:256. Its "
-                    "arms differ only in the number of tokens that they keep."),
-                ColumnSchema("kept", "integer", "tokens", "[0, inf)", "That number of tokens. Empty where the arm has "
-                    "no family."),
+                    "arms differ only in the number of first tokens that they keep. Empty for all other arms."),
+                ColumnSchema("kept", "integer", "tokens", "[0, inf)", "How many tokens the arm keeps: the number S of "
+                    "window, the tokens that kv keeps in 16 bits. Empty for all other arms, and where the number "
+                    "depends on the sequence."),
                 ColumnSchema("draws", "integer", "count", "[1, inf)", "Draws of a random arm; 1 for any other."),
                 ColumnSchema("size", "number", *NUMBERS["size"][:2], f"{NUMBERS['size'][2]} {MEAN}"),
                 *_mean("loss"),
@@ -123,7 +125,7 @@ ARMS_TABLES = {
                 ColumnSchema(
                     "knee", "boolean", "", "",
                     "Whether this is the arm of its family that keeps fewest tokens among those whose increase is at "
-                    "most the lowest of the family plus its standard error.",
+                    "most the lowest of the family plus its standard error. Empty in a family of one arm.",
                 ),
             ),
         ),
