@@ -64,6 +64,10 @@ sequences and draws could show the difference: both numbers are multiplied by (2
 and SE its standard error. If the true difference is d, such a sample shows it at the 5 % level with a probability of
 80 %. The number 2.8 is 1.96 + 0.84, the normal quantiles of this level (two-sided) and this probability.
 
+Standard errors, p values and intervals take every sequence for a sample of its own. Sequences that are windows of one
+.txt file are parts of one text, so their errors say how far parts of this text differ, not how far other texts would. A
+warning says so. To compare texts, give one document a row (`.jsonl` or `.parquet`).
+
 ## Windows
 
 The column `kind` of a layer says which keys query i may see: all (`full`), those of another sequence (`cross`), those

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 JOINT = "\n\n"
 AS_GIVEN = "as given"
 """How the first token was chosen where rows of token ids are read."""
+OWN_SAMPLES = "standard errors and tests take each for a sample of its own"
 CHARACTERS_PER_TOKEN = 12
 """Characters first handed to the tokenizer for each token wanted; more where these give too few."""
 
@@ -160,6 +161,11 @@ class Corpus:
     def joined(self) -> int:
         """Sequences made of more than one document."""
         return sum(len(names) > 1 for names in self.pieces)
+
+    @property
+    def windows(self) -> int:
+        """Sequences that are windows of one long text."""
+        return sum(any(passage.stop is not None for passage in read) for read in self.passages)
 
     @property
     def fingerprint(self) -> str:
@@ -313,6 +319,8 @@ def warn_of_count(corpus: Corpus, wanted: int) -> None:
         corpus.warnings.append(f"{corpus.domain}: {corpus.dropped} sequences shorter than --seq-len dropped")
     if corpus.joined:
         corpus.warnings.append(f"{corpus.domain}: {corpus.joined} of {count} sequences join several documents")
+    if corpus.windows > 1:
+        corpus.warnings.append(f"{corpus.domain}: all {count} sequences are windows of one text; {OWN_SAMPLES}")
 
 
 def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
@@ -323,7 +331,7 @@ def warn(corpus: Corpus, rules: TokenRules, wanted: int) -> None:
     if copies and corpus.domain not in SYNTHETIC:
         corpus.warnings.append(
             f"{corpus.domain}: {copies} of {count} sequences {'repeats' if copies == 1 else 'repeat'} another one; "
-            "standard errors and tests take each for a sample of its own"
+            f"{OWN_SAMPLES}"
         )
     if rules.bos_id is None:
         return

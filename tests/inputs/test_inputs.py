@@ -166,6 +166,9 @@ def test_text_file_is_read_in_consecutive_windows(read: Read, tokenizer: Any, tm
     assert corpus.ids.shape == (5, 50)
     assert (corpus.ids[:, 0] == BOS).all()
     assert corpus.ids[:, 1:].ravel().tolist() == plain_ids(tokenizer, text)[: 5 * 49]
+    own = "standard errors and tests take each for a sample of its own"
+    assert f"{path}: all 5 sequences are windows of one text; {own}" in corpus.warnings
+    assert not read(path, 50, 1).warnings
 
 
 def test_text_file_gives_fewer_windows_where_it_ends(read: Read, tokenizer: Any, tmp_path: Path) -> None:
