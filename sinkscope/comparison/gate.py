@@ -164,6 +164,10 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     if not any(tally.places for tally in tallies):
         raise SinkscopeError("nothing was compared: no value that the policy names is in both the run and the baseline")
     notes += [_idle(tally) for tally in tallies if not tally.places]
+    for domain, reference in pairs:
+        heads = now.levels[domain, "head"], baseline.levels[reference, "head"]
+        told = [_other_heads(rule, domain, *heads, same[domain]) for rule in policy.rules]
+        notes += [note for note in told if note is not None]
     return Verdict(_named(now, baseline), _named(baseline, now), same, tallies, notes)
 
 
@@ -311,6 +315,29 @@ def _idle(tally: Tally) -> str:
     missing = tally.moved["baseline"].isna().all()
     why = "neither side has a value" if missing else "one sequence alone has a value, so that no test can be made"
     return f"{tally.domain}: {tally.rule.metric} at level {tally.rule.level} judged nothing: {why}"
+
+
+def _other_heads(rule: Rule, domain: str, now: Level, then: Level, same_text: bool) -> str | None:
+    """Says that a rule's means over heads are over other heads in the run than in the baseline; None where they are
+    not. `now`, `then`: the levels of heads. Over other text, a head is another one only if it has no value at all.
+
+    The baseline keeps means alone, so what one side lacks cannot be left out of the other's.
+    """
+    if rule.level == "head" or not (rule.metric in now.mean and rule.metric in then.mean):
+        return None
+    counts = []
+    for side in (now, then):
+        present = side.counts(rule.metric) if same_text else np.ones(len(side.places))
+        known = np.where(np.isnan(side.means(rule.metric)), 0.0, present)
+        counts.append(pd.Series(known, pd.MultiIndex.from_frame(side.places)))
+    other = int((counts[0].sub(counts[1], fill_value=0.0) != 0).sum())
+    if not other:
+        return None
+    has = "1 head has" if other == 1 else f"{other} heads have"
+    return (
+        f"{domain}: {rule.metric} at level {rule.level} is a mean over other heads than the baseline's: {has} values "
+        "that one side lacks"
+    )
 
 
 def _allowed(rule: Rule, baseline: np.ndarray) -> np.ndarray:

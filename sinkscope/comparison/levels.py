@@ -36,8 +36,8 @@ def level_rows(
     `names`: per-sequence metrics; those that a run lacks at this level are left out. `margins`: margins of equivalence
     by metric; without any, the columns on equivalence are left out.
     """
-    if paired and level != "head":
-        a, b = _with_shared_values(a, b, pair, names)
+    if level != "head":
+        a, b = _with_shared_values(a, b, pair, names, paired)
     first, second = cells(a, pair[0], level, names), cells(b, pair[1], level, names)
     shared = [name for name in first.names if name in second.names]
     partner = same_places(first.places, second.places)
@@ -63,18 +63,18 @@ def level_rows(
     return concatenated(frames)
 
 
-def _with_shared_values(a: Run, b: Run, pair: Pair, names: list[str]) -> tuple[Run, Run]:
-    """The runs without the values that the other one lacks at the same place of the same sequence.
+def _with_shared_values(a: Run, b: Run, pair: Pair, names: list[str], paired: bool) -> tuple[Run, Run]:
+    """The runs without the values that the other one lacks: if paired, at the same place of the same sequence, else at
+    the same place in all sequences.
 
     A mean over heads would else be over other heads in each run, and their difference no difference of any head.
     """
-    keys = ["sequence", "stream", "layer", "head"]
+    keys = [*(["sequence"] if paired else []), "stream", "layer", "head"]
     tables = [run.sequences[run.sequences["domain"] == domain] for run, domain in ((a, pair[0]), (b, pair[1]))]
     indexed = [rows.assign(head=rows["head"].fillna(-1).astype(int)).set_index(keys)[names].isna() for rows in tables]
-    order = indexed[0].index.intersection(indexed[1].index)
-    if not all(missing.index.is_unique for missing in indexed):  # `same_places` refuses such runs
-        return a, b
-    own, other = (missing.loc[order] for missing in indexed)
+    lacking = [missing.groupby(level=keys, sort=False).all() for missing in indexed]
+    order = lacking[0].index.intersection(lacking[1].index)
+    own, other = (missing.loc[order] for missing in lacking)
     if own.equals(other):
         return a, b
     masked = []

@@ -497,3 +497,20 @@ def test_means_over_heads_are_over_the_same_heads_in_both_runs() -> None:
     overall = (second - first).astype(float).unstack("layer").mean(axis=1).mean()
     assert found.summary["difference"].to_numpy() == pytest.approx([overall], abs=1e-12)
     assert a.sequences["bos_mass"].isna().sum() == 2 + a.sequences["head"].isna().sum(), "the runs stay as they were"
+
+
+def test_means_of_separate_samples_are_over_the_same_heads_in_both_runs() -> None:
+    """A head without any value in B leaves A's means; one that lacks a value of a sequence stays in both."""
+    a, b = scanned(), scanned("noise", text=1)
+    head = (b.sequences["layer"] == 1) & (b.sequences["head"] == 2)
+    b.sequences["bos_mass"] = b.sequences["bos_mass"].mask(head.fillna(False).astype(bool))
+    one = (b.sequences["layer"] == 0) & (b.sequences["head"] == 1) & (b.sequences["sequence"] == 3)
+    b.sequences["bos_mass"] = b.sequences["bos_mass"].mask(one.fillna(False).astype(bool))
+    found = compare(a, b, metrics=["bos_mass"], paired=False)
+    rows = a.sequences[a.sequences["head"].notna()]
+    shared = rows[~((rows["layer"] == 1) & (rows["head"] == 2))]
+    by_layer = shared.groupby(["layer", "sequence"])["bos_mass"].mean().groupby("layer").mean()
+    assert found.layers["a"].to_numpy() == pytest.approx(by_layer.to_numpy(), abs=1e-12)
+    overall = shared.groupby("sequence")["bos_mass"].mean().mean()
+    assert found.summary["a"].to_numpy() == pytest.approx([overall], abs=1e-12)
+    assert np.isnan(found.heads.set_index(["layer", "head"])["difference"].astype(float)[1, 2])

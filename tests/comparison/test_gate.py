@@ -208,6 +208,22 @@ def test_a_value_that_vanished_fails() -> None:
     assert "1 of 12 comparisons moved too far" in render_verdict(verdict)  # the place is one of those judged
 
 
+@pytest.mark.parametrize(("text", "sequences", "noted"), [(0, 8, True), (1, 8, True), (0, 1, True), (1, 1, False)])
+def test_means_over_other_heads_than_the_baselines_are_noted(text: int, sequences: int, noted: bool) -> None:
+    """A head that lacks all values, or over the same text some, is in the mean of one side alone."""
+    run, baseline = scanned(text=text), baseline_of(scanned())
+    rows = run.sequences
+    lacking = (rows["layer"] == 2) & (rows["head"] == 1) & (rows["sequence"] < sequences)
+    rows["bos_mass"] = rows["bos_mass"].mask(lacking.fillna(False).astype(bool))
+    policy = Policy(rules=[Rule(metric="bos_mass", level=level, max_change=1.0) for level in ("layer", "summary")])
+    said = [note for note in check(run, baseline, policy).notes if "other heads" in note]
+    expected = (
+        "token ids: bos_mass at level {} is a mean over other heads than the baseline's: 1 head has values that one "
+        "side lacks"
+    )
+    assert said == ([expected.format(level) for level in ("layer", "summary")] if noted else [])
+
+
 def test_more_breaches_than_comparisons_are_none() -> None:
     """It said `12 of 0 comparisons moved too far`."""
     run, baseline = scanned(), baseline_of(scanned())
