@@ -32,7 +32,8 @@ class Number:
     """A number of a claim: as it is shown, its value, and what is known of its error.
 
     Attributes:
-        low, high: ends of a 95 % interval; of a share of heads, Wilson's, as if heads were drawn independently.
+        low, high: ends of a 95 % interval; of a share of heads, Wilson's, as if heads were drawn independently; of an
+            odds ratio, Woolf's.
         sem: standard error of a mean over n sequences. n: those sequences, or the number of which a share is one; NaN
             for any other number.
     """
@@ -46,8 +47,11 @@ class Number:
 
     @property
     def told(self) -> str:
-        """The number with its interval, where it has one that is not shown yet."""
-        return self.shown if np.isnan(self.low) else f"{self.shown} ({self.low:.2f} to {self.high:.2f})"
+        """The number with its interval, where it has one."""
+        if np.isnan(self.low):
+            return self.shown
+        low, high = (f"{end:.2f}" if end < 10 else f"{end:.3g}" for end in (self.low, self.high))
+        return f"{self.shown} ({low} to {high})"
 
 
 def number(value: float, digits: int = 3) -> Number:

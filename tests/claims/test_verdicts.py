@@ -569,9 +569,14 @@ def test_the_odds_of_a_token_need_the_number_of_all_rows() -> None:
     run = made(SUNK | {"off_rate": 0.5}).given
     run.measured["switch_tokens"] = run.heads[["stream", "layer", "head", "module"]].assign(**tokens)
     name = "largest odds ratio of a token that switches such a head on"
-    assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=run))[1].figures[name].value == pytest.approx(
-        (9.5 * 78.5) / (1.5 * 70.5)
+    found = judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=run))[1].figures[name]
+    odds, error = (9.5 * 78.5) / (1.5 * 70.5), (1 / 9.5 + 1 / 78.5 + 1 / 1.5 + 1 / 70.5) ** 0.5
+    assert (found.shown, found.value) == ("7.05", pytest.approx(odds))
+    assert (found.low, found.high) == (
+        pytest.approx(odds * np.exp(-1.96 * error)),
+        pytest.approx(odds * np.exp(1.96 * error)),
     )
+    assert found.told == "7.05 (1.22 to 40.7)"
     data = [each.model_copy(update={"shortest": 40}) for each in run.manifest.data]
     ragged = replace(run, manifest=run.manifest.model_copy(update={"data": data}))
     assert judged(CLAIMS["off-rests-on-a-sink"], Subject("made", given=ragged))[1].figures[name].shown == "-"

@@ -59,7 +59,7 @@ def _odds(run: Evidence, resting: pd.DataFrame) -> Number:
     error = np.sqrt((1 / cells).sum(0))
     best = int(logs.argmax())
     low, value, high = np.exp(logs[best] + np.array([-1.96, 0, 1.96]) * error[best])
-    return Number(f"{value:.3g}, 95 % {low:.3g} to {high:.3g}", float(value), n=int(tokens["n"].iloc[best]))
+    return Number(f"{value:.3g}", float(value), float(low), float(high), n=int(tokens["n"].iloc[best]))
 
 
 CLAIM = Claim(
