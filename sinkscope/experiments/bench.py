@@ -21,7 +21,7 @@ from sinkscope.checkpoints.checkpoint import check_length, default_length
 from sinkscope.checkpoints.checks import NotCausal
 from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, Forward, eager
-from sinkscope.engine.batch_size import chosen_batch, free_bytes, memory_needed
+from sinkscope.engine.batch_size import chosen_batch, free_bytes, memory_needed, return_freed
 from sinkscope.engine.collector import Collector
 from sinkscope.engine.self_check import self_check
 from sinkscope.errors import SinkscopeError
@@ -41,6 +41,7 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
     """Peak memory of `run` in bytes, above what was held before: allocated on a CUDA device, resident on a CPU.
 
+    Memory that was freed before is none that is held: on a CPU, `run` would take it again without a trace in the peak.
     None where no peak can be measured: other accelerators, systems without Linux's /proc.
     """
     if device.type == "cuda":
@@ -48,6 +49,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
         before = torch.cuda.memory_allocated(device)
         run()
         return torch.cuda.max_memory_allocated(device) - before
+    return_freed()  # before the reset, which sets the peak to what is resident
     if device.type != "cpu" or not _reset():
         return None
     before = _resident("VmRSS")
