@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -109,6 +110,13 @@ def test_the_least_scores_are_certified_and_scale_with_kappa_over_root_d(pattern
     assert one.cost / 4 * 8 == pytest.approx(other.cost / 1 * 4, rel=1e-3)
     bounds = Relaxed(1, 1).bounds()
     assert one.bound >= bounds["L_diag" if pattern == "diagonal" else "L_sink"] / 1.05
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("sizes", [{"rank": 1, "delta": 0.01}, {"groups": 2, "rank": 1, "delta": 0.02}])
+def test_a_small_nuisance_is_found_no_dearer_than_what_is_written_down(sizes: dict[str, Any], pattern: str) -> None:
+    """Its diagonal costs thousands: the search ended at a dearer one, and without a bound."""
+    checked(Relaxed(**{"groups": 1, **sizes}), pattern)
 
 
 def test_the_certificate_is_a_bound_of_every_solution() -> None:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkscope.trigger.relaxed.task import Relaxed
+from sinkscope.trigger.relaxed.task import Relaxed, construction
 
 ROUNDS, INNER = 40, 400
 """Updates of the multipliers, and steps of L-BFGS in each."""
@@ -39,8 +39,13 @@ class Least:
 
 
 def least_scores(task: Relaxed, pattern: str, seed: int = 0) -> Least:
-    """The least |W_Q|^2 + |W_K|^2 whose right scores lead by kappa. Weights are scaled up to meet every requirement."""
-    requirements = torch.from_numpy(task.requirements(pattern))
+    """The least |W_Q|^2 + |W_K|^2 whose right scores lead by kappa. Weights are scaled up to meet every requirement.
+
+    The search has the cost of the written block as its unit. A small nuisance makes a diagonal dear: from weights of
+    size 1 it would be out of reach.
+    """
+    unit = construction(task, pattern).cost_scores
+    requirements = torch.from_numpy(task.requirements(pattern)) * (unit * task.width**0.5 / task.kappa)
     size = task.span
 
     def objective(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +57,6 @@ def least_scores(task: Relaxed, pattern: str, seed: int = 0) -> Least:
     query, key = weights.view(2, size, size)
     product = query.T @ key
     lead = float((requirements * product).sum((1, 2)).min())
-    unit = task.kappa / task.width**0.5
     mixed = torch.linalg.matrix_norm((multipliers[:, None, None] * requirements).sum(0), 2)
     bound = 2 * float(multipliers.sum() / mixed)
     return Least(unit * 2 * float(torch.linalg.matrix_norm(product, "nuc")) / lead, unit * bound, max(0.0, 1 - lead))
