@@ -29,7 +29,7 @@ from sinkscope.present.figures.run import draw
 from sinkscope.present.figures.several import caption
 from sinkscope.present.html.report import render_report
 from sinkscope.present.paper import formats
-from sinkscope.present.paper.format import FORMATS
+from sinkscope.present.paper.format import FORMATS, format_of_file
 from sinkscope.present.paper.formats.latex import escape, latex_table
 from sinkscope.present.terminal.run import render_run
 from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
@@ -386,6 +386,8 @@ FORMAT = Format("mine", (".mine",), write)
 FAILS = Format("mine", (".mine",), fail)
 EMPTY = Format("mine", (".mine",), lambda table: None)
 ONE = Format("mine", ".mine", write)
+BARE = Format("mine", ("mine",), write)
+LOUD = Format("mine", (".MINE",), write)
 NONE = "no format"
 """
 
@@ -424,12 +426,31 @@ def test_another_package_adds_a_format(tmp_path: Path, install: Callable[[str, s
     ("name", "value", "said"),
     [("mine", "NONE", "outside's .*:NONE is not a Format"), ("other", "FORMAT", "is not a Format of that name"),
      ("mine", "ONE", "is not a Format whose extensions are a tuple"),
+     ("mine", "BARE", "is not a Format whose extensions are a tuple of texts with their dot"),
      ("mine", "ABSENT", "outside does not load"), ("latex", "FORMAT", "declared by sinkscope and by outside")],
 )  # fmt: skip
 def test_a_bad_format_is_refused(name: str, value: str, said: str, install: Callable[[str, str], None]) -> None:
     install(name, value)
     with pytest.raises(SinkscopeError, match=said):
         FORMATS[name]
+
+
+@pytest.mark.parametrize(("name", "value"), [("mine", "ABSENT"), ("latex", "FORMAT"), ("other", "FORMAT")])
+def test_a_bad_format_leaves_the_others(
+    name: str, value: str, tmp_path: Path, install: Callable[[str, str], None]
+) -> None:
+    install(name, value)
+    sound = format_of_file(Path("table.parquet"))
+    assert sound is not None
+    assert sound.name == "parquet"
+    with pytest.raises(SinkscopeError, match=r"outside.*name the format of table\.mine with --format"):
+        format_of_file(Path("table.mine"))
+
+
+def test_an_extension_is_found_in_any_case(install: Callable[[str, str], None]) -> None:
+    install("mine", "LOUD")
+    found = [format_of_file(Path(name)) for name in ("table.mine", "table.MINE", "table")]
+    assert [form and form.name for form in found] == ["mine", "mine", None]
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,13 @@ class Format:
 
 
 def _lacks(name: str, thing: object) -> str | None:
-    if isinstance(thing, Format) and isinstance(thing.extensions, str):
-        return "a Format whose extensions are a tuple of texts"
+    if isinstance(thing, Format) and not _are_extensions(thing.extensions):
+        return "a Format whose extensions are a tuple of texts with their dot"
     return of_that_name(Format)(name, thing)
+
+
+def _are_extensions(given: object) -> bool:
+    return isinstance(given, tuple) and all(isinstance(each, str) and each.startswith(".") for each in given)
 
 
 _BUILT_IN = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "formats")])]
@@ -71,5 +75,19 @@ FORMATS: Lookup[Format] = Lookup(
 
 
 def format_of_file(path: Path) -> Format | None:
-    """The first format that has the file's extension; None where none has it."""
-    return next((form for form in FORMATS.values() if path.suffix.lower() in form.extensions), None)
+    """The first format that has the file's extension, in any case; None where none has it.
+
+    Raises SinkscopeError where none of those that load has it, and one does not load, whose extension it may be.
+    """
+    broken: SinkscopeError | None = None
+    for name in FORMATS:
+        try:
+            form = FORMATS[name]
+        except SinkscopeError as error:
+            broken = broken or error
+        else:
+            if path.suffix.lower() in map(str.lower, form.extensions):
+                return form
+    if broken is not None:
+        raise SinkscopeError(f"{broken}; mend that, or name the format of {path.name} with --format")
+    return None
