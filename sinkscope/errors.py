@@ -20,6 +20,8 @@ class OutOfMemory(SinkscopeError):
 def in_one_line(error: Exception) -> str:
     """Returns the error as one line for stderr."""
     if isinstance(error, SinkscopeError):
+        if error.__cause__ is not None and os.environ.get("SINKSCOPE_TRACEBACK"):
+            traceback.print_exception(error.__cause__)
         return str(error)
     if isinstance(error, MemoryError):
         return "out of memory: try a smaller --seq-len or --batch-size"

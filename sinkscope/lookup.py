@@ -104,13 +104,14 @@ class Lookup(Generic[T]):
         return [*built_in, *declared, *map(package_of, self._installed.get(name, []))]
 
     @contextmanager
-    def blaming(self, name: str) -> Iterator[None]:
+    def blaming(self, name: str, passes: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
         """Raises SinkscopeError with its name and its package, where the thing of that name fails in the block and does
-        not come with sinkscope. Errors in sinkscope's own words pass, and so does memory that ran out."""
+        not come with sinkscope. Errors in sinkscope's own words pass, and so do memory that ran out and those of which
+        `passes` says so."""
         try:
             yield
         except Exception as error:
-            if self.ships(name) or isinstance(error, SinkscopeError | MemoryError):
+            if self.ships(name) or isinstance(error, SinkscopeError | MemoryError) or passes(error):
                 raise
             owner = " and ".join(self.owners(name))
             raise SinkscopeError(f"{self.what} {name}: {owner} fails: {first_line(error)}") from error

@@ -16,6 +16,7 @@ from sinkscope.capture import AttentionCall, Plan, Site
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.engine.batch_size import memory_needed
 from sinkscope.engine.collector import Parts
+from sinkscope.engine.outside import guarded
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs.batches import Batch
 from sinkscope.metrics.quantities import Quantity, table_by_head
@@ -180,10 +181,13 @@ def measurements(names: Sequence[str]) -> list[type[Measurement]]:
 def _measurement(question: Question) -> type[Measurement]:
     """The MEASUREMENT of the question's folder; where it has none, one that measures its columns alone."""
     module = question.part("measure")
-    kind: type[Measurement]
-    kind = type(question.name, (Measurement,), {}) if module is None else module.MEASUREMENT
+    kind = type(question.name, (Measurement,), {}) if module is None else getattr(module, "MEASUREMENT", None)
+    if not isinstance(kind, type) or not issubclass(kind, Measurement):
+        raise SinkscopeError(
+            f"--measure {question.name}: {question.module}.measure has no MEASUREMENT, a subclass of Measurement"
+        )
     kind.name = question.name
-    return kind
+    return kind if QUESTIONS.ships(question.name) else guarded(kind, question)
 
 
 def refuse_spread(kinds: Sequence[type[Measurement]]) -> None:

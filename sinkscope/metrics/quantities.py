@@ -226,10 +226,19 @@ def _columns(metrics: Mapping[str, Metric], view: LayerView, like: Tensor) -> Te
     columns = []
     for metric in metrics.values():
         try:
-            columns.append(missing if metric.sampled else as_widest(metric.compute(view)).expand_as(like))
+            columns.append(missing if metric.sampled else as_widest(_fitting(metric.compute(view), metric, like)))
         except Missing:
             columns.append(missing)
     return torch.stack(columns, -1)
+
+
+def _fitting(values: object, metric: Metric, like: Tensor) -> Tensor:
+    """The values of a metric. Raises TypeError where they are no real numbers, one for each of `like`."""
+    if isinstance(values, Tensor) and values.shape == like.shape and not values.is_complex():
+        return values
+    kind = type(values).__name__
+    returned = f"a tensor {list(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else kind
+    raise TypeError(f"{metric.name} returned {returned}; real numbers {list(like.shape)} are needed")
 
 
 def _table(dims: tuple[str, ...]) -> PlaceTable | None:

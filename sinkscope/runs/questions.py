@@ -126,7 +126,8 @@ class Question:
                 f"--measure {self.name}: {self.module} is no folder of modules: declare the question in the "
                 "__init__.py of one"
             ) from None
-        return import_module(f"{self.module}.{name}") if found else None
+        with QUESTIONS.blaming(self.name):
+            return import_module(f"{self.module}.{name}") if found else None
 
     def need(self, name: str) -> ModuleType:
         """The module `name` of its folder. Raises SinkscopeError where it has none."""
@@ -139,7 +140,10 @@ class Question:
     def columns(self) -> tuple[Column, ...]:
         """The definitions of its columns; none where its folder has no columns.json."""
         file = self.folder / "columns.json"
-        return tuple(Column(**entry) for entry in json.loads(file.read_text("utf-8"))) if file.is_file() else ()
+        if not file.is_file():
+            return ()
+        with QUESTIONS.blaming(self.name):
+            return tuple(Column(**entry) for entry in json.loads(file.read_text("utf-8")))
 
     @property
     def folder(self) -> Path:

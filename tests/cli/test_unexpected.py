@@ -14,7 +14,7 @@ import pytest
 from conftest import Refused, Scan
 
 from sinkscope.cli.common import warn_in_one_line
-from sinkscope.errors import all_lines, first_line, in_one_line
+from sinkscope.errors import SinkscopeError, all_lines, first_line, in_one_line
 
 
 @pytest.mark.parametrize("where", [False, True])
@@ -33,6 +33,18 @@ def test_a_defect_is_one_line_and_a_traceback_when_asked(
     assert line == "sinkscope: error: unexpected LookupError: first line (SINKSCOPE_TRACEBACK=1 shows where)"
     assert bool(trace) == where
     assert ("in defect" in outcome.stderr) == where
+
+
+def test_what_another_package_raised_is_traced_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = SinkscopeError("theirs fails: x")
+    error.__cause__ = KeyError("x")
+    assert in_one_line(error) == "theirs fails: x"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("SINKSCOPE_TRACEBACK", "1")
+    assert in_one_line(error) == "theirs fails: x"
+    assert capsys.readouterr().err == "KeyError: 'x'\n"
 
 
 def test_memory_of_the_host_is_no_defect() -> None:

@@ -181,7 +181,8 @@ def table_figures() -> dict[str, TableFigure]:
     """
     figures: dict[str, TableFigure] = {}
     for question in QUESTIONS.values():
-        offered = {figure.name: figure for figure in question.need("figure").FIGURES} if question.figures else {}
+        with QUESTIONS.blaming(question.name):
+            offered = {figure.name: figure for figure in question.need("figure").FIGURES} if question.figures else {}
         if tuple(offered) != question.figures or offered.keys() & figures.keys():
             raise SinkscopeError(
                 f"--measure {question.name}: it draws the figures {', '.join(offered)} and declares "
@@ -221,10 +222,12 @@ def draw_several(
     if figure not in kinds:
         raise SinkscopeError(f"--figure {figure!r}: choose one of {', '.join(kinds)}")
     kind, series = kinds[figure], all_series(runs)
+    asker = next(question.name for question in QUESTIONS.values() if figure in question.figures)
     for part in series:
         for table in kind.tables:
             part.rows(table)
-    left_out = {part.label: why for part in series if (why := kind.lacks(part))}
+    with QUESTIONS.blaming(asker):
+        left_out = {part.label: why for part in series if (why := kind.lacks(part))}
     reasons = "; ".join(f"{label}: {why}" for label, why in left_out.items())
     series = [part for part in series if part.label not in left_out]
     if not series:
@@ -234,7 +237,8 @@ def draw_several(
     def paint(canvas: Figure) -> None:
         panels = grid.panels(canvas)
         for number, (part, stack) in enumerate(zip(series, panels, strict=True)):
-            kind.paint(part, stack, grid.is_left(number))
+            with QUESTIONS.blaming(asker):
+                kind.paint(part, stack, grid.is_left(number))
         if kind.layers_below:
             grid.share_layers(panels)
         legend_below(canvas, [axes for stack in panels for axes in stack], kind.legend_columns * (1 + (size == "page")))

@@ -18,6 +18,7 @@ from sinkscope.runs.questions import QUESTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from sinkscope.runs.questions import Question
     from sinkscope.runs.run import Run
 
 
@@ -39,9 +40,19 @@ class Section:
 
 def sections(run: Run, dense: bool) -> list[Section]:
     """The sections of all questions that the run holds an answer to, in the order of the questions."""
-    modules = [question.part("section") for question in QUESTIONS.values()]
-    answers: list[Section | None] = [module.section(run, dense) for module in modules if module is not None]
+    answers = [_section(question, run, dense) for question in QUESTIONS.values()]
     return [section for section in answers if section is not None]
+
+
+def _section(question: Question, run: Run, dense: bool) -> Section | None:
+    module = question.part("section")
+    if module is None:
+        return None
+    with QUESTIONS.blaming(question.name):
+        answer: object = module.section(run, dense)
+        if not isinstance(answer, Section | None):
+            raise TypeError(f"section() returns {type(answer).__name__}; a Section or None is needed")
+        return answer
 
 
 def groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
