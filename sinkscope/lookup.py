@@ -94,6 +94,11 @@ class Lookup(Generic[T]):
         return name in self._built_in
 
     @property
+    def built_in(self) -> tuple[str, ...]:
+        """The names of what comes with sinkscope itself."""
+        return tuple(self._built_in)
+
+    @property
     def _installed(self) -> dict[str, list[EntryPoint]]:
         return _entries(self.group, tuple(sys.path)) if self.group else {}
 

@@ -116,7 +116,12 @@ class TextScan:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces each parameter of a command that is a dataclass by one command-line option for each of its fields."""
+    """Replaces each parameter of a command that is a dataclass by one command-line option for each of its fields.
+
+    Raises SinkscopeError for an option that the command then has twice, as a question of another package may bring.
+    """
+    from sinkscope.errors import SinkscopeError
+
     signature = inspect.signature(command, eval_str=True)
     gathered: dict[str, Any] = {
         name: parameter.annotation
@@ -137,6 +142,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         options += (
             _options_of(parameter.annotation) if name in gathered else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
         )
+    names = [option.name for option in options]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SinkscopeError(f"the option {twice} of a question (--measure) is one of every scan: rename it")
     run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     return run
 

@@ -45,7 +45,8 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
     stray = next((metric for metric in metrics if metric.table not in ALWAYS), None)
     if stray is not None:
         raise SinkscopeError(f"metric {stray.name}: only a question adds columns to {stray.table}; use @head_metric")
-    _check_names(metrics, built_in, reserved)
+    shipped = registered(shipped=True)
+    _check_names([*_foreign(built_in, shipped), *metrics], shipped, reserved)
     return built_in.extended(as_guests(metrics))
 
 
@@ -96,19 +97,22 @@ def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
 
     Two scans measure the same metrics where names and code are the same.
     """
-    shipped = registered(shipped=True)
-    foreign = [
+    hidden = ("name", "per", "compute", "begin", "measure", "map_place")
+    return {
+        metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
+        | {"code_sha256": code_sha256(metric.compute)}
+        for metric in _foreign(metrics, registered(shipped=True))
+    }
+
+
+def _foreign(metrics: MetricSet, shipped: MetricSet) -> list[Metric]:
+    """The metrics that are not sinkscope's own."""
+    return [
         metric
         for table, columns in metrics.tables.items()
         for name, metric in columns.items()
         if name not in shipped.names(table)
     ]
-    hidden = ("name", "per", "compute", "begin", "measure", "map_place")
-    return {
-        metric.name: {key: value for key, value in asdict(metric).items() if key not in hidden}
-        | {"code_sha256": code_sha256(metric.compute)}
-        for metric in foreign
-    }
 
 
 def code_sha256(function: Callable[..., Any]) -> str:
@@ -151,13 +155,14 @@ def _check_names(metrics: list[Metric], built_in: MetricSet, reserved: Collectio
         for metric in table.values():
             taken |= _columns_of(metric)
     for metric in metrics:
+        whose = f" of --measure {metric.measure}" if metric.measure else ""
         if not metric.name.isidentifier():
-            raise SinkscopeError(f"metric {metric.name!r}: no name for a column; give the function a plain name")
+            raise SinkscopeError(f"metric {metric.name!r}{whose}: no name for a column; give the function a plain name")
         again = sorted(_columns_of(metric) & taken)
         if again:
             name = metric.name if metric.name in again else again[0]
             raise SinkscopeError(
-                f"metric {metric.name}: the column name {name} is taken; give the function another name"
+                f"metric {metric.name}{whose}: the column name {name} is taken; give the function another name"
             )
         taken |= _columns_of(metric)
 

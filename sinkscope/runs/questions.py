@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
+from keyword import iskeyword
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +37,7 @@ from typing import Any
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.lookup import Lookup, of_that_name
 from sinkscope.runs.schema.table import Column, TableSchema
+from sinkscope.runs.schema.tables import TABLES
 
 ALL = "all"
 LAST = 1000
@@ -152,11 +156,21 @@ class Question:
 
 
 class Questions(Lookup[Question]):
-    """Every question, in the order of their places."""
+    """Every question that loads, in the order of their places. A warning names each of a package that does not."""
 
     def __iter__(self) -> Iterator[str]:
-        names = list(super().__iter__())
+        names = [name for name in super().__iter__() if self.ships(name) or not self._broken(name, tuple(sys.path))]
         return iter(sorted(names, key=lambda name: (self[name].place, name)))
+
+    @cache  # noqa: B019 there is one such object
+    def _broken(self, name: str, paths: tuple[str, ...]) -> bool:
+        """Whether a package's question does not load. `paths`: where packages are looked for."""
+        try:
+            self[name]
+        except SinkscopeError as error:
+            warnings.warn(f"{error}; the question is left out", stacklevel=2)
+            return True
+        return False
 
 
 def _built_in() -> dict[str, str]:
@@ -168,7 +182,40 @@ def _built_in() -> dict[str, str]:
     }
 
 
-QUESTIONS = Questions("--measure", _built_in(), "sinkscope.questions", of_that_name(Question))
+def _lacks(name: str, thing: Any) -> str | None:
+    """What a package's question would have to be."""
+    return of_that_name(Question)(name, thing) or _wrong_type(thing) or _wrong_name(thing)
+
+
+def _wrong_type(question: Question) -> str | None:
+    single: dict[str, type] = {"asks": str, "module": str, "notation": str, "place": int}
+    for field, kind in single.items():
+        if not isinstance(getattr(question, field), kind):
+            return f"a Question whose {field} is {_KINDS[kind]}"
+    several: dict[str, type] = {"tables": TableSchema, "options": Option, "figures": str, "asked_by": str}
+    for field, kind in several.items():
+        values = getattr(question, field)
+        if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+            return f"a Question whose {field} are a tuple of {kind.__name__}"
+    if any(type(option.default) not in _KINDS for option in question.options):
+        return f"a Question whose options have defaults that are {', '.join(_KINDS.values())}"
+    return None
+
+
+def _wrong_name(question: Question) -> str | None:
+    """Says which name is none for a column, a file or a keyword, or is taken by sinkscope itself."""
+    tables, options = [table.name for table in question.tables], [option.name for option in question.options]
+    names = [question.name.replace("-", "_"), *tables, *options]
+    bad = next((name for name in names if not name.isidentifier() or iskeyword(name)), None)
+    if bad is not None or question.name == ALL:
+        return f"a Question of plain names: {ALL if bad is None else bad!r} is none"
+    own = [QUESTIONS[name] for name in QUESTIONS.built_in]
+    taken = {*TABLES, *(table.name for each in own for table in each.tables)} & {*tables}
+    taken |= {option.name for each in own for option in each.options} & {*options}
+    return f"a Question with names of its own: sinkscope has {', '.join(sorted(taken))}" if taken else None
+
+
+QUESTIONS = Questions("--measure", _built_in(), "sinkscope.questions", _lacks)
 
 
 def tables_of_questions() -> dict[str, TableSchema]:
@@ -184,10 +231,13 @@ def questions_asked(names: str | Sequence[str]) -> tuple[str, ...]:
     given = {names} if isinstance(names, str) else {*names}
     known = list(QUESTIONS)
     unknown = sorted(map(str, given - {*known, ALL}))
+    if unknown and unknown[0] in QUESTIONS:
+        QUESTIONS[unknown[0]]  # says why it does not load
     if unknown:
         listed = [*known, ALL]
         raise SinkscopeError(
-            f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}{did_you_mean(unknown[0], listed)}"
+            f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}, or install the package that brings it"
+            f"{did_you_mean(unknown[0], listed)}"
         )
     return tuple(name for name in known if name in given or ALL in given)
 

@@ -111,8 +111,13 @@ class Request(Record):
         if not isinstance(given, dict):
             return given
         declared = declared_options()
+        for name in declared.keys() & cls.model_fields.keys():
+            raise SinkscopeError(
+                f"--measure {declared[name][0].name}: its option {name} is one of every scan: rename it"
+            )
         unknown = sorted(map(str, given.keys() - cls.model_fields.keys() - declared.keys()))
         if unknown:
+            cls._measures(given.get("measures"))  # a question whose package is absent has fields of its own
             raise ValueError(f"unknown field {unknown[0]!r}{did_you_mean(unknown[0], [*cls.model_fields, *declared])}")
         options = {name: option.read(given.get(name, option.default)) for name, (_, option) in declared.items()}
         return {**given, **options}

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tiers import slow_but
 import sinkscope
 from sinkscope import SinkscopeError, load_run, scan
 from sinkscope.cli import main
+from sinkscope.cli.options import with_options
 from sinkscope.engine.requested import requested
 
 Patch = Callable[[Callable[[torch.Tensor], None]], None]
@@ -734,3 +736,15 @@ def test_a_small_domain_does_not_shrink_the_batches_of_the_next(
     patch_forward(too_large(8, sizes=sizes))
     scan_cli(tiny_folder, "--data", path, "--data", "prose", "--num-sequences", 8, "--no-self-check")
     assert sizes == [1, 1, 8]
+
+
+def test_an_option_that_a_command_has_twice_is_named() -> None:
+    """A question of another package may declare one that `scan` has, such as --out."""
+    asked = make_dataclass("asked", [("out", int, 1)])
+
+    def command(asked: Any, out: str = "") -> None:
+        """Does nothing."""
+
+    command.__annotations__ = {"asked": asked, "out": str}
+    with pytest.raises(SinkscopeError, match=r"^the option out of a question \(--measure\) is one of every scan"):
+        with_options(command)
