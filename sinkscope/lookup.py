@@ -11,6 +11,7 @@ kind by an entry point of the kind's group, whose name is the thing's:
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
@@ -80,6 +81,21 @@ class Lookup(Generic[T]):
     def declared(self) -> tuple[str, ...]:
         """The names that `add` has declared, in their order."""
         return tuple(self._declared)
+
+    def loads(self, name: str) -> bool:
+        """Whether the thing of that name loads, where it does not come with sinkscope. A warning, given once, names one
+        that does not."""
+        return self.ships(name) or self._warned(name, tuple(sys.path))
+
+    @cache  # noqa: B019 there are few lookups, and they stay
+    def _warned(self, name: str, paths: tuple[str, ...]) -> bool:
+        """`paths`: where packages are looked for, so that a change is seen."""
+        try:
+            self[name]
+        except SinkscopeError as error:
+            warnings.warn(f"{error}; it is left out", stacklevel=3)
+            return False
+        return True
 
     def values(self) -> list[T]:
         """All of them, loaded, in the order of their names."""

@@ -246,10 +246,11 @@ CLAIMS: Lookup[Claim] = Lookup("--claim", _built_in(), "sinkscope.claims", of_th
 
 
 def chosen_claims(names: Sequence[str] = ()) -> list[Claim]:
-    """The claims of these names, or all: in the order of papers, then of their places.
+    """The claims of these names, or all that load: in the order of papers, then of their places.
 
-    Raises SinkscopeError for a name that is no claim.
+    Raises SinkscopeError for a name that is no claim, and for one that does not load.
     """
-    wanted = [CLAIMS[name] for name in dict.fromkeys(names)] if names else CLAIMS.values()
-    papers = list(dict.fromkeys(claim.paper for claim in CLAIMS.values()))
+    every = [CLAIMS[name] for name in CLAIMS if CLAIMS.loads(name)]
+    wanted = [CLAIMS[name] for name in dict.fromkeys(names)] if names else every
+    papers = list(dict.fromkeys(claim.paper for claim in every))
     return sorted(wanted, key=lambda claim: (papers.index(claim.paper), claim.place, claim.name))

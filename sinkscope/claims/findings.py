@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinkscope.claims.claim import NOT_TESTED, Claim, Found, NotTested, Number
+from sinkscope.claims.claim import CLAIMS, NOT_TESTED, Claim, Found, NotTested, Number
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 from sinkscope.present.paper.formats.csv import with_formulas
@@ -40,7 +40,7 @@ def judged(claim: Claim, subject: Subject) -> tuple[str, Found]:
     try:
         if claim.causal and not _causal(subject):
             raise NotTested("the claim is about causal attention")
-        finding = claim.find(claim.needs.of(subject), subject)
+        finding = _found(claim, claim.needs.of(subject), subject)
     except NotTested as reason:
         finding = Found(None, reason=str(reason))
     if finding.deciding is None:
@@ -49,6 +49,16 @@ def judged(claim: Claim, subject: Subject) -> tuple[str, Found]:
     if verdict == NOT_TESTED:
         finding = replace(finding, deciding=None, contrast=None, reason="the deciding number has no value")
     return verdict, finding
+
+
+def _found(claim: Claim, measured: Any, subject: Subject) -> Found:
+    """What the claim finds. Raises SinkscopeError where another package's fails, or finds no Number."""
+    with CLAIMS.blaming(claim.name):
+        found = claim.find(measured, subject)
+        numbers = (found.deciding, found.contrast, *found.figures.values())
+        if not all(isinstance(each, Number | None) for each in numbers):
+            raise TypeError("find() returns a Found of something else than Numbers")
+    return found
 
 
 def _causal(subject: Subject) -> bool:

@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -159,18 +157,8 @@ class Questions(Lookup[Question]):
     """Every question that loads, in the order of their places. A warning names each of a package that does not."""
 
     def __iter__(self) -> Iterator[str]:
-        names = [name for name in super().__iter__() if self.ships(name) or not self._broken(name, tuple(sys.path))]
+        names = filter(self.loads, super().__iter__())
         return iter(sorted(names, key=lambda name: (self[name].place, name)))
-
-    @cache  # noqa: B019 there is one such object
-    def _broken(self, name: str, paths: tuple[str, ...]) -> bool:
-        """Whether a package's question does not load. `paths`: where packages are looked for."""
-        try:
-            self[name]
-        except SinkscopeError as error:
-            warnings.warn(f"{error}; the question is left out", stacklevel=2)
-            return True
-        return False
 
 
 def _built_in() -> dict[str, str]:

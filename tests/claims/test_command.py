@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -16,7 +18,8 @@ from models import random_ids
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from sinkscope.claims.claim import CLAIMS, chosen_claims
+from sinkscope.claims.claim import CLAIMS, Found, Number, chosen_claims
+from sinkscope.claims.findings import judged
 from sinkscope.claims.needs import CONTROLS
 from sinkscope.claims.subject import Subject
 from sinkscope.cli import app
@@ -254,6 +257,38 @@ def test_a_package_brings_a_claim_in_one_file(explicit_models: Path, monkeypatch
     done = claims(explicit_models / "one", "--claim", "heads-are-calm", *FEW)
     assert done.exit_code == 0, done.output
     assert "Nobody 2999.99999\n  heads-are-calm  holds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (lambda *given: {}["nokey"], "'nokey' is missing"), (lambda *given: 3, "'int' object has no attribute"),
+        (lambda *given: Found(cast(Number, 0.5)), "something else than Numbers"),
+    ],
+)  # fmt: skip
+def test_a_claim_of_a_package_that_fails_is_named(found: Any, told: str) -> None:
+    mine = replace(CLAIMS["hard-switch"], name="mine", find=found, causal=False,
+                   needs=cast(Any, SimpleNamespace(of=lambda subject: None)))  # fmt: skip
+    CLAIMS.add("mine", mine, "a_package")
+    try:
+        with pytest.raises(SinkscopeError, match=f"^--claim mine: a_package fails: .*{told}"):
+            judged(mine, cast(Subject, None))
+    finally:
+        CLAIMS.remove("mine")
+
+
+def test_a_claim_that_does_not_load_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = tmp_path / "a_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: a_package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[sinkscope.claims]\nmine = absent_module:CLAIM\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "^--claim mine: a_package does not load: No module named 'absent_module'"
+    with pytest.warns(UserWarning, match=f"{said}; it is left out$"):
+        assert "mine" not in [claim.name for claim in chosen_claims()]
+    assert [claim.name for claim in chosen_claims(["hard-switch"])] == ["hard-switch"]
+    with pytest.raises(SinkscopeError, match=f"{said}$"):
+        chosen_claims(["mine"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -1245,6 +1245,8 @@ def test_two_arms_of_one_name_are_refused(arms: list[Any], name: str) -> None:
 def read_packaged(rest: str) -> Any:
     if not rest:
         raise sinkscope.SinkscopeError("no factor")
+    if rest == "nameless":
+        return ScaledValues(1, cast(str, 7))
     return None if rest == "none" else ScaledValues(float(rest))
 
 
@@ -1265,6 +1267,8 @@ def test_an_arm_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
         read_arm("packed:2")
     with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:two': .*'s reader fails: could not convert"):
         read_arm("packaged:two")
+    with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:nameless': .* returns an Arm whose name is no"):
+        read_arm("packaged:nameless")
     with pytest.raises(sinkscope.SinkscopeError, match=r"'packaged:none': .*'s reader returns no Arm, but NoneType"):
         read_arm("packaged:none")
 

@@ -41,7 +41,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_one_that_does_not_load_is_left_out(install: Install) -> None:
     install("mine", "1 / 0")
     said = r"^--measure mine: a_package does not load: division by zero"
-    with pytest.warns(UserWarning, match=f"{said}; the question is left out$"):
+    with pytest.warns(UserWarning, match=f"{said}; it is left out$"):
         assert "mine" not in [*QUESTIONS]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

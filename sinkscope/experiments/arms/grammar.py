@@ -188,6 +188,8 @@ def read_arm(text: str) -> Arm:
         raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader fails: {first_line(error)}") from error
     if not isinstance(arm, Arm):
         raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader returns no Arm, but {type(arm).__name__}")
+    if not isinstance(arm.name, str):
+        raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader returns an Arm whose name is no text")
     return arm
 
 
