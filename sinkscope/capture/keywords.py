@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.lookup import Lookup, a_function
 
 Keyword = Callable[[AttentionCall, Any], AttentionCall]
@@ -53,12 +54,21 @@ def attention_keyword(name: str) -> Callable[[Keyword], Keyword]:
 
 def with_keywords(call: AttentionCall, given: Mapping[str, Any]) -> AttentionCall:
     """Applies every declared keyword that the model passed; a value of None counts as not passed. Raises SinkscopeError
-    where the package that declares one of them does not load."""
+    where the package that declares one of them does not load, or its function fails or returns no call."""
     for name in KEYWORDS:
         value = given.get(name)
         if value is not None:
-            call = KEYWORDS[name](call, value)
+            call = KEYWORDS[name](call, value) if name in _OWN else _of_others(name, call, value)
     return call
+
+
+def _of_others(name: str, call: AttentionCall, value: Any) -> AttentionCall:
+    keyword = KEYWORDS[name]
+    with KEYWORDS.blaming(name, is_out_of_memory):
+        changed: Any = keyword(call, value)
+        if not isinstance(changed, AttentionCall):
+            raise TypeError(f"it returned {type(changed).__name__}; an AttentionCall is needed")
+    return changed
 
 
 def unknown_keywords(given: Mapping[str, Any]) -> list[str]:

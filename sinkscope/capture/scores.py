@@ -17,12 +17,14 @@ over the sum of those that the query sees; a row whose weights are all 0 stays 0
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.errors import SinkscopeError
 from sinkscope.lookup import Lookup, a_function
 
@@ -98,9 +100,22 @@ def attention_score(name: str, normalised: bool = False) -> Callable[[Weigh], We
 
 
 def score_of(name: str) -> Score:
-    """The score of that name. Raises SinkscopeError where there is none, or its package does not load."""
+    """The score of that name. Raises SinkscopeError where there is none, or its package does not load. What it returns
+    names one that is not sinkscope's, where it fails."""
     score: Any = SCORES[name]
-    return score if isinstance(score, Score) else Score(score)
+    score = score if isinstance(score, Score) else Score(score)
+    return score if SCORES.ships(name) else replace(score, weigh=partial(_of_others, name, score.weigh))
+
+
+def _of_others(name: str, weigh: Weigh, logits: Tensor, rows: Tensor) -> Tensor:
+    """The weights by a score that is not sinkscope's. Raises SinkscopeError with its name and its package where it
+    fails or returns no weight of every key."""
+    with SCORES.blaming(name, is_out_of_memory):
+        weights: Any = weigh(logits, rows)
+        if not isinstance(weights, Tensor) or weights.shape != logits.shape:
+            returned = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise TypeError(f"it returned {returned}; a weight for each of {list(logits.shape)} logits is needed")
+    return weights
 
 
 def normalises(name: str) -> bool:

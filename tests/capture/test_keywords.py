@@ -201,6 +201,25 @@ def test_a_package_declares_a_keyword(model: PreTrainedModel, tmp_path: Path, mo
     assert run.manifest.as_dict()["keywords"] == {"logit_multiplier": {"package": "outside", "code_sha256": code}}
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda call, value: {}["nokey"], "'nokey' is missing"),
+        (lambda call, value: None, "it returned NoneType; an Att"),
+    ],
+)
+def test_a_keyword_of_others_that_fails_is_named(change: Any, told: str, model: PreTrainedModel) -> None:
+    """The model was said not to run on its main input alone."""
+    attention_keyword("logit_multiplier")(change)
+    try:
+        with pytest.raises(
+            sinkscope.SinkscopeError, match=f"^the attention keyword logit_multiplier: .*test_keywords fails: {told}"
+        ):
+            sinkscope.scan(model, data=IDS)
+    finally:
+        KEYWORDS.remove("logit_multiplier")
+
+
 def test_an_unfinished_scan_is_held_to_the_code_of_a_keyword(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,17 +165,34 @@ def test_an_empty_row_of_a_normalised_score_stays_empty() -> None:
     assert not sums.row_total.any()
 
 
+OWN_SCORES = """
+def absolute(logits, rows):
+    return logits.abs()
+def fails(logits, rows):
+    return {}["nokey"]
+def small(logits, rows):
+    return logits[..., 0]
+BAD = 1
+"""
+
+
 def test_a_package_brings_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "own_scores-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-scores\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
         "[sinkscope.attention_scores]\nabsolute = own_scores:absolute\nbad = own_scores:BAD\n"
+        "fails = own_scores:fails\nsmall = own_scores:small\n"
     )
-    (tmp_path / "own_scores.py").write_text("def absolute(logits, rows):\n    return logits.abs()\n\nBAD = 1\n")
+    (tmp_path / "own_scores.py").write_text(OWN_SCORES)
     monkeypatch.syspath_prepend(tmp_path)
     call, _ = make_call(SIZES[0], "causal", "absolute")
     assert (attend(call)[1].first >= 0).all()
     assert not normalises("absolute")
-    with pytest.raises(SinkscopeError, match="is not a function"):
-        attend(replace(call, score="bad"))
+    for name, told in (
+        ("bad", "bad: own-scores's own_scores:BAD is not a function"),
+        ("fails", "fails: own-scores fails: 'nokey' is missing"),
+        ("small", r"small: own-scores fails: it returned \[.*\]; a weight for each of \[.*\] logits is needed"),
+    ):
+        with pytest.raises(SinkscopeError, match=f"^the attention score {told}$"):
+            attend(replace(call, score=name))
