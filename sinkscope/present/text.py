@@ -133,9 +133,10 @@ def sentences(summary: StreamSummary) -> list[str]:
 
 
 def markdown_cell(text: str) -> str:
-    """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped."""
-    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{char}" if char in "\\`*_[]|" else char for char in shown)
+    """Text for a Markdown line or table cell: control characters visible, Markdown's and HTML's own signs escaped, and
+    the dollars between which GitHub sets mathematics."""
+    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    return "".join(f"\\{char}" if char in "\\`*_[]|~" else char for char in shown)
 
 
 def answers(run: Run) -> list[tuple[str, list[str]]]:

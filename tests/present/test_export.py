@@ -31,7 +31,9 @@ from sinkscope.present.html.report import render_report
 from sinkscope.present.paper import formats
 from sinkscope.present.paper.format import FORMATS, format_of_file
 from sinkscope.present.paper.formats.latex import escape, latex_table
+from sinkscope.present.paper.formats.markdown import markdown_table
 from sinkscope.present.terminal.run import render_run
+from sinkscope.present.text import markdown_cell
 from sinkscope.runs.paper_table import PaperTable, model_labels, paper_table, sources_table
 from sinkscope.runs.run import Run
 from sinkscope.runs.selections import described_heads, selected_heads, selected_tokens
@@ -148,8 +150,18 @@ def test_a_ratio_over_zero_is_infinite_in_every_format() -> None:
     assert "0,inf," in str(render(table, "csv"))
 
 
+def test_a_name_in_markdown_is_neither_mathematics_nor_struck_out() -> None:
+    assert markdown_cell("$x$ ~~y~~ <b>|") == r"&#36;x&#36; \~\~y\~\~ &lt;b&gt;\|"
+
+
+def test_words_stand_left_in_markdown() -> None:
+    table = paper_table([scanned()], "head", ["bos_mass", "pattern"])
+    assert markdown_table(table).splitlines()[1] == "| --- | --- | ---: | --- |"
+
+
 def test_escape() -> None:
     assert escape("a_b%") == r"a\_b\%"
+    assert escape('"') == r"\char34{}", "what booktabs and siunitx alone, with any encoding of fonts, can print"
     assert escape("[1]\\") == r"{[}1{]}\textbackslash{}"
 
 

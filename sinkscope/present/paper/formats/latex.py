@@ -21,8 +21,9 @@ from sinkscope.runs.paper_table import PaperColumn, PaperTable
 SIGNS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "[": "{[}", "]": "{]}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "[": "{[}", "]": "{]}", "|": r"\textbar{}", '"': r"\char34{}",
 }  # fmt: skip
+"""\\textquotedbl would need the package fontenc, and a bare sign is a command under babel."""
 
 
 MEANING = "the standard error over sequences"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.present.numbers import MISSING
-from sinkscope.present.paper.cells import Writing, written_rows
+from sinkscope.present.paper.cells import Writing, is_number, written_rows
 from sinkscope.present.paper.format import Format
 from sinkscope.present.text import markdown_cell
 from sinkscope.runs.paper_table import PaperTable
@@ -15,7 +15,8 @@ def markdown_table(table: PaperTable) -> str:
     heads += [
         f"{markdown_cell(c.name)} ({markdown_cell(c.unit)})" if c.unit else markdown_cell(c.name) for c in table.columns
     ]
-    marks = ["---"] * len(table.keys) + ["---:"] * len(table.columns)
+    marks = ["---"] * len(table.keys)
+    marks += ["---:" if is_number(table, column.name) else "---" for column in table.columns]
     lines = [_line(heads), _line(marks)]
     lines += [_line(cells) for cells in written_rows(table, Writing(markdown_cell, MISSING, " ± "))]
     notes = "; ".join(markdown_cell(note) for note in table.notes)
