@@ -118,9 +118,13 @@ def chosen_folder(job: ScanJob, name: str) -> Path:
 
 
 def scan_all(job: ScanJob, models: list[str], place: Callable[[str], Path], as_json: bool) -> None:
-    """Scans several models, each into the `place` of its slug. One that fails stops no other; exit code 2 then."""
+    """Scans several models, each into the `place` of its slug. One that fails stops no other; exit code 2 then.
+
+    Raises SinkscopeError as `ScanJob.check_device` does.
+    """
     from sinkscope.runs.schema.base import to_json
 
+    job.check_device()
     runs, failed = [], []
     for number, (model, name) in enumerate(slugs(models).items(), 1):
         named = replace(job, what=f"{model} ({number} of {len(models)})")

@@ -42,6 +42,13 @@ class ScanJob:
     what: str = ""
     """Which of several models or steps this is; it stands before the stages of the progress."""
 
+    def check_device(self) -> None:
+        """Raises SinkscopeError where the device is not here: of several models, before the first, for it fits none."""
+        import_libraries()
+        from sinkscope.checkpoints.loading import pick_device
+
+        pick_device(self.request.device)
+
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         """Scans a model; returns the run and the files written, no files where --resume finds the same scan finished.
 

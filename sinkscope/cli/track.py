@@ -62,7 +62,7 @@ def track(
     from sinkscope.experiments.training.trajectory import check_training, steps_of, tables
     from sinkscope.runs.saved.trajectory import check_tables
 
-    steps = steps_of(model, [name for name in (revisions or "").split(",") if name])
+    steps = steps_of(model, [] if revisions is None else named(revisions))
     from sinkscope.engine.launch import ALONE
 
     request = check_early([step.model for step in steps], look=False, **text.settings())
@@ -70,6 +70,7 @@ def track(
     standing = standing_runs(out, {step.number for step in steps})
     check_training(standing, steps)
     job = ScanJob(request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
+    job.check_device()
     runs, failed = scan_steps(job, steps, out, standing)
     if not runs:
         raise SinkscopeError(f"none of the {len(steps)} steps could be scanned")
@@ -86,6 +87,14 @@ def track(
     if failed:
         say(f"error: {len(failed)} of {len(steps)} steps failed: {', '.join(step.shown for step in failed)}")
         raise typer.Exit(BAD_INPUT)
+
+
+def named(revisions: str) -> list[str]:
+    """The revisions of `--revisions A,B,...`. Raises SinkscopeError where it names none."""
+    names = [name for word in revisions.split(",") if (name := word.strip())]
+    if not names:
+        raise SinkscopeError(f"--revisions {revisions!r} names no revision: give branches or tags, A,B,...")
+    return names
 
 
 def standing_runs(out: Path, without: set[int]) -> dict[int, Run]:

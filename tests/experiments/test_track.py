@@ -439,3 +439,20 @@ def test_a_folder_whose_state_tells_no_step_is_taken_by_its_name(tmp_path: Path)
 def test_checkpoints_without_an_order_are_refused(models: list[str], revisions: list[str], said: str) -> None:
     with pytest.raises(sinkscope.SinkscopeError, match=said):
         steps_of(models, revisions)
+
+
+@pytest.mark.parametrize("command", ["track", "scan"])
+def test_a_device_that_is_not_here_is_one_error_for_all_models(
+    command: str, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    words = [command, *map(str, checkpoints), *SHORT, "--out", str(tmp_path / "out"), "--device", "nowhere"]
+    result = CliRunner().invoke(app, words)
+    refused(result, "error: device 'nowhere' is not available here")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["", ",", " , "])
+def test_revisions_that_name_none_are_refused(given: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["track", "owner/model-1", "--revisions", given, "--out", str(out)])
+    refused(result, f"--revisions {given!r} names no revision")
