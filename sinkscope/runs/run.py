@@ -231,18 +231,29 @@ def _read_table(folder: Path, name: str, manifest: Manifest) -> pd.DataFrame:
     missing = [key for key in _places(name) if key not in table]
     if missing:
         raise ValueError(f"{file} has no column {missing[0]}")
-    if list(table.columns) != list(shape.columns) or len(table) != shape.rows:
-        raise ValueError(f"{name} has {len(table)} rows where the manifest says {shape.rows}, or other columns")
-    for name, dtype in table.dtypes.items():  # `astype` with a dictionary copies every column, changed or not
-        if str(dtype) != shape.columns[str(name)]:
-            table[name] = table[name].astype(shape.columns[str(name)])
+    if list(table.columns) != list(shape.columns):
+        raise ValueError(f"{file} has other columns than the manifest says")
+    if len(table) != shape.rows:
+        raise ValueError(f"{file} has {len(table)} rows, and {shape.rows} by the manifest")
+    for column, dtype in table.dtypes.items():  # `astype` with a dictionary copies every column, changed or not
+        if str(dtype) != (wanted := shape.columns[str(column)]):
+            try:
+                table[column] = table[column].astype(wanted)
+            except (TypeError, ValueError):
+                raise ValueError(f"{column} of {file} holds values that are no {wanted}") from None
+    if not manifest.files and table.duplicated([key for key in _keys(name) if key in table]).any():
+        raise ValueError(f"{file} holds a row twice")
     return table
+
+
+def _keys(table: str) -> list[str]:
+    """The columns that tell the rows of a table apart; a run need not have all of them."""
+    return [key.name for key in {**SCHEMAS, **MEASURED_TABLES}[table].keys]
 
 
 def _places(table: str) -> list[str]:
     """The columns by which every reader finds a row of a table."""
-    keys = {**SCHEMAS, **MEASURED_TABLES}[table].keys
-    return [key.name for key in keys if key.name in ("stream", "layer", "head", "position", "length", "sequence")]
+    return [name for name in _keys(table) if name in ("stream", "layer", "head", "position", "length", "sequence")]
 
 
 def _quoting(table: pd.DataFrame) -> Literal[0, 2]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
@@ -69,16 +72,27 @@ def test_a_saved_run_of_0_1_is_written_in_todays_form(tmp_path: Path) -> None:
     assert read_baseline(path).request == run.manifest.request
 
 
-@pytest.mark.parametrize("damage", ["a row less", "another column"])
-def test_its_tables_are_held_to_their_rows_and_columns(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.iloc[:-1], "heads.csv has 15 rows, and 16 by the manifest"),
+        (
+            lambda table: table.rename(columns={"bos_mass": "mass"}),
+            "heads.csv has other columns than the manifest says",
+        ),
+        (lambda table: table.assign(layer="first"), "layer of heads.csv holds values that are no int64"),
+        (lambda table: table.assign(layer=float("nan")), "layer of heads.csv holds values that are no int64"),
+        (lambda table: table.iloc[[0, *range(15)]], "heads.csv holds a row twice"),
+    ],
+    ids=["a row less", "another column", "text", "nothing", "a row twice"],
+)
+def test_its_tables_are_held_to_their_rows_and_columns(
+    change: Callable[[pd.DataFrame], pd.DataFrame], said: str, tmp_path: Path
+) -> None:
     """0.1 recorded no SHA-256 of its files."""
     folder = Path(shutil.copytree(OLD / "two-bos", tmp_path / "run"))
-    text = (folder / "heads.csv").read_text("utf-8")
-    changed = text[: text.rindex("\n", 0, -1) + 1] if damage == "a row less" else text.replace("bos_mass,", "mass,", 1)
-    (folder / "heads.csv").write_text(changed, "utf-8")
-    rows = 15 if damage == "a row less" else 16
-    told = rf"is damaged: heads has {rows} rows where the manifest says 16, or other columns$"
-    with pytest.raises(SinkscopeError, match=told):
+    change(pd.read_csv(folder / "heads.csv")).to_csv(folder / "heads.csv", index=False)
+    with pytest.raises(SinkscopeError, match=rf"is damaged: {re.escape(said)}$"):
         load_run(folder)
 
 

@@ -228,7 +228,7 @@ def _percent(value: float) -> str:
     """Three characters. Values from 0.995 on are shown as 99, so that two digits are enough."""
     if is_missing(value):
         return "  -"
-    return f"{min(99, round(100 * value)):>3d}" if value >= 0.005 else "  ."
+    return f"{round(100 * min(0.99, value)):>3d}" if value >= 0.005 else "  ."
 
 
 def _tenth(value: float) -> str:
