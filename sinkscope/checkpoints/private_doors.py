@@ -1,4 +1,5 @@
-"""The undocumented parts of transformers, peft, gguf, FSDP and DeepSpeed that loading uses, each behind one function.
+"""The undocumented parts of transformers, peft, gguf, safetensors, FSDP and DeepSpeed that loading and saving use, each
+behind one function.
 
 Any release may move such a part. Its function then raises a SinkscopeError that names the library, its version and the
 part; `tests/checkpoints/test_loading_doors.py` calls them all on the installed versions. What an error means can only
@@ -16,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from sinkscope.capture.private_doors import moved
+from sinkscope.errors import first_line
 
 Watcher = tuple[int, Callable[[Any], None], Callable[[Any], None]]
 """A thread's number, and what it is told of: an opened GGUF file, the weights of a converted tensor."""
@@ -170,6 +172,15 @@ def unpack(model: nn.Module) -> None:
     if getattr(hook, "id", None) not in model._forward_pre_hooks:
         raise moved("compressed-tensors", "the model's ct_decompress_hook")
     model._forward_pre_hooks[hook.id](model, ())
+
+
+# safetensors: why a file could not be written
+
+
+def why_not_written(error: Exception) -> str:
+    """The system's words for why a file could not be written; safetensors puts them between its own."""
+    told = re.search(r"I/O error: (.+) \(os error \d+\)", str(error))
+    return told[1] if told else getattr(error, "strerror", None) or first_line(error)
 
 
 # FSDP and DeepSpeed: weights that are spread over processes

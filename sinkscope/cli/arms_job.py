@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sinkscope.cli.common import NO_DRY_RUN, DryRun, interrupted, print_forecasts, say
+from sinkscope.cli.common import NO_DRY_RUN, DryRun, print_forecasts, resumable, say
 from sinkscope.cli.early import check_early
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revision, TrustRemoteCode, slug
@@ -162,10 +162,8 @@ class ArmsJob:
 
         `draw` makes the figures, by file name.
         """
-        try:
+        with resumable(self.target):
             result, files = self._saved(experiment, draw, question)
-        except KeyboardInterrupt as stopped:
-            interrupted(stopped, self.target)
         if not self.written.quiet:
             for warning in result.warnings:
                 say(f"warning: {warning}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
@@ -70,13 +70,19 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
     return run
 
 
-def interrupted(stopped: KeyboardInterrupt, folder: Path) -> NoReturn:
-    """Ends an interrupted measurement with exit code 130, and says what is kept of it; where nothing is, the interrupt
-    goes on."""
-    if not (folder / UNFINISHED).is_dir():
-        raise stopped
-    say(f"interrupted: {str(stopped) or f'what is measured is kept in {folder}'}; --resume goes on")
-    raise typer.Exit(INTERRUPTED) from None
+@contextmanager
+def resumable(
+    folder: Path, kept: str = UNFINISHED, what: str = "what is measured is", how: str = "--resume"
+) -> Iterator[None]:
+    """Ends an interrupted block with exit code 130, and says what the folder holds of it, and how it goes on; where
+    `kept` is not in the folder, the interrupt goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if not (folder / kept).exists():
+            raise
+        say(f"interrupted: {str(stopped) or f'{what} kept in {folder}'}; {how} goes on")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def encode_anything() -> None:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.common import guarded, say
+from sinkscope.cli.common import guarded, resumable, say
 from sinkscope.cli.help import Command, Group
-from sinkscope.cli.trigger_study import evaluate, explicit, necessity, relaxed, study
+from sinkscope.cli.trigger_study import TRAINED, evaluate, explicit, necessity, relaxed, study
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
@@ -86,7 +86,7 @@ def train(
     """
     from sinkscope.present.terminal.progress import training_bar
     from sinkscope.trigger.screen import render_training
-    from sinkscope.trigger.training import Recipe
+    from sinkscope.trigger.training import STATE, Recipe
     from sinkscope.trigger.training import train as run
     from sinkscope.trigger.trajectory import keeper
 
@@ -96,7 +96,7 @@ def train(
     )  # fmt: skip
     recipe.config()
     keep = None if checkpoints is None else keeper(out, checkpoints, steps)
-    with training_bar(quiet) as (begin, progress):
+    with resumable(out, STATE, "the training is"), training_bar(quiet) as (begin, progress):
         begin(recipe.name, steps)
         model = run(recipe, out, resume=resume, progress=progress, keep=keep)
     text = render_training(model.config.training, out)
@@ -202,7 +202,7 @@ def reproduce(
         size or (study.QUICK_SIZES if quick else study.SIZES),
         seeds if seeds is not None else (study.QUICK_SEEDS if quick else study.SEEDS),
     )
-    with training_bar(quiet) as (begin, progress):
+    with resumable(out, *TRAINED), training_bar(quiet) as (begin, progress):
 
         def start(recipe: Recipe, number: int, total: int) -> None:
             begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)

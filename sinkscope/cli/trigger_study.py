@@ -8,11 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from sinkscope.cli.common import say
+from sinkscope.cli.common import resumable, say
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")]
 Model = Annotated[str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the sequences.")]
+
+TRAINED = ("models", "what is trained is", "the same command")
+"""What an interrupted command keeps that trains several models, as `resumable` takes it."""
 
 
 def evaluate(
@@ -107,7 +110,7 @@ def necessity(
     from sinkscope.trigger.training import Recipe
 
     planned = experiment.plans(group or tuple(experiment.GROUPS), seeds, steps)
-    with training_bar(quiet) as (begin, progress):
+    with resumable(out, *TRAINED), training_bar(quiet) as (begin, progress):
 
         def start(recipe: Recipe, number: int, total: int) -> None:
             begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)
@@ -152,7 +155,7 @@ def study(
     recipes = experiment.plans(
         default or tuple(DEFAULTS), attention or experiment.ATTENTIONS, heads or (1,), seeds, steps
     )
-    with training_bar(quiet) as (begin, progress):
+    with resumable(out, *TRAINED), training_bar(quiet) as (begin, progress):
 
         def start(recipe: Recipe, number: int, total: int) -> None:
             begin(f"{recipe.name} ({number + 1} of {total})", recipe.steps)

@@ -28,9 +28,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinkscope.checkpoints import Checkpoint
+from sinkscope.checkpoints.private_doors import why_not_written
 from sinkscope.checkpoints.weight_files import settings_sha256
 from sinkscope.engine.collector import Part, Parts
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import STRETCHED, QuantitySet
 from sinkscope.metrics.spectra import FEWEST_SPECTRA, SPECTRA_CUBES
 from sinkscope.runs import whole
@@ -268,10 +269,9 @@ class Shards(Unfinished):
         except Exception as error:  # a full disk, or anything that safetensors may raise
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or first_line(error)
             kept = any(self._folder.glob("*.safetensors"))
             more = "; --resume continues from there" if kept else ""
-            raise SinkscopeError(f"cannot write {target}: {reason}{more}") from None
+            raise SinkscopeError(f"cannot write {target}: {why_not_written(error)}{more}") from None
 
     def read(self, quantities: QuantitySet) -> Iterator[Shard]:
         """Yields all batches, in order. Deletes a batch that is damaged or repeats sequences of an earlier one.

@@ -395,6 +395,6 @@ def save_parquet(table: pd.DataFrame, path: Path) -> None:
     except OSError as error:
         if error.errno is None:  # pyarrow's own, not the disk's
             raise SinkscopeError(f"pyarrow cannot write {path.name}: {first_line(error)}") from error
-        raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None  # without pyarrow's words
     except Exception as error:
         raise SinkscopeError(f"pyarrow cannot write {path.name}: {first_line(error)}") from error

@@ -27,7 +27,7 @@ from torch import Tensor
 from sinkscope.errors import SinkscopeError
 from sinkscope.trigger import task
 from sinkscope.trigger.model import TriggerConfig, TriggerModel
-from sinkscope.trigger.saving import saving
+from sinkscope.trigger.saving import making, saving
 from sinkscope.trigger.task import ZERO, Default, draw_default
 
 ERROR, SMALLEST_ERROR = 1e-3, 1e-5
@@ -89,7 +89,7 @@ def write_explicit(
         f"--length {length} --seed {seed}{bound}"
     )
     model.config.training = {"command": command, "seed": seed, "steps": 0, "stopped": "explicit"}
-    with saving(folder):
+    with making(folder), saving(folder):
         model.save_pretrained(folder)
     return model
 

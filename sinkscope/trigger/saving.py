@@ -5,27 +5,51 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
+from sinkscope.checkpoints.private_doors import why_not_written
 from sinkscope.checkpoints.quiet import quiet_transformers
 from sinkscope.errors import SinkscopeError
+from sinkscope.runs.whole import remove
 
 
 @contextmanager
 def saving(folder: Path) -> Iterator[None]:
-    """Raises SinkscopeError where the block cannot write to the folder. Transformers is quiet inside it.
+    """Raises SinkscopeError where the block cannot write to the folder, and removes what it wrote there. Transformers
+    is quiet inside it.
 
     A full disk is an OSError to Python and a SafetensorError where safetensors meets it.
     """
+    before = set(folder.iterdir()) if folder.is_dir() else set()
     try:
         with quiet_transformers():
             yield
     except (OSError, SafetensorError) as error:
-        raise SinkscopeError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
+        with suppress(OSError):
+            for path in set(folder.iterdir()) - before:
+                remove(path)
+        raise SinkscopeError(f"cannot write {folder}: {why_not_written(error)}") from None
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Makes the folder for the block. What is empty of it at the end of the block is removed.
+
+    Raises SinkscopeError where the folder cannot be made.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with saving(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager

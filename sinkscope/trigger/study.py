@@ -17,6 +17,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.runs.folder import write_file
 from sinkscope.trigger import task
 from sinkscope.trigger.evaluation import Evaluation, evaluate, join_patterns
+from sinkscope.trigger.saving import making
 from sinkscope.trigger.task import DEFAULTS
 from sinkscope.trigger.theory import forced_patterns
 from sinkscope.trigger.training import Progress, Recipe, train
@@ -78,8 +79,8 @@ def study(
     """
     if out.exists() and not out.is_dir():
         raise SinkscopeError(f"{out} is a file: give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / "patterns.csv", pd.DataFrame(forced_patterns()))
+    with making(out):
+        _write(out / "patterns.csv", pd.DataFrame(forced_patterns()))
     rows: list[dict[str, Any]] = []
     for number, recipe in enumerate(recipes):
         begin(recipe, number, len(recipes))

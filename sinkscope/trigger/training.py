@@ -19,7 +19,7 @@ from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.defaults import check_not_too_large
 from sinkscope.trigger import task
 from sinkscope.trigger.model import TriggerConfig, TriggerModel
-from sinkscope.trigger.saving import held_interrupts, one_thread, saving
+from sinkscope.trigger.saving import held_interrupts, making, one_thread, saving
 from sinkscope.trigger.task import draw_default
 
 TOLERANCE = 5e-3
@@ -298,16 +298,15 @@ def train(
     if not state.exists() and folder.exists() and set(folder.iterdir()) - {partial}:
         raise SinkscopeError(f"{folder} is not empty: give another --out")
     training = Training(recipe)
-    with saving(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if state.exists():
-        training.load(folder)
-    training.run(progress, folder, keep)
-    model = training.model.eval()
-    model.config.training = training_record(training)
-    with saving(folder):
-        model.save_pretrained(folder)
-    state.unlink(missing_ok=True)
+    with making(folder):
+        if state.exists():
+            training.load(folder)
+        training.run(progress, folder, keep)
+        model = training.model.eval()
+        model.config.training = training_record(training)
+        with saving(folder):
+            model.save_pretrained(folder)
+        state.unlink(missing_ok=True)
     return model
 
 

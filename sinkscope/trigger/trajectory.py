@@ -73,7 +73,7 @@ def _save(training: Training, place: Path) -> None:
     config = training.model.config
     before, config.training = config.training, training_record(training)
     try:
-        with saving(place):
+        with saving(place.parent):
             training.model.save_pretrained(work)
             work.rename(place)
     finally:

@@ -5,6 +5,7 @@ both ends of the supported range.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
@@ -22,6 +23,8 @@ from conftest import make_tokenizer
 from ggufs import write_gguf
 from libraries import library
 from peft.utils import other
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import fsdp
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel
@@ -232,6 +235,16 @@ def test_zero3_numbers_its_parameters() -> None:
     assert not doors.is_zero3(parameter)
     parameter.ds_id = 0  # type: ignore[attr-defined]
     assert doors.is_zero3(parameter)
+
+
+def test_why_safetensors_could_not_write(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="I/O error") as caught:
+        save_file({"a": torch.zeros(2)}, tmp_path / "absent" / "file")
+    assert doors.why_not_written(caught.value) == "No such file or directory"
+    full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert doors.why_not_written(full) == "No space left on device"
+    assert doors.why_not_written(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert doors.why_not_written(ValueError("Value: too long")) == "Value: too long"
 
 
 # What is gone

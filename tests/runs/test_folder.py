@@ -10,10 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import check_place, write_file
+from sinkscope.runs.folder import check_place, save_parquet, write_file
 
 WRITE = "from pathlib import Path; from sinkscope.runs.folder import write_file; "
 
@@ -108,3 +109,15 @@ def test_the_folder_that_cannot_be_written_is_named(name: str, tmp_path: Path, m
     with pytest.raises(SinkscopeError) as told:
         check_place(tmp_path / name)
     assert str(told.value) == f"cannot write to {tmp_path}: Permission denied; give another --out"
+
+
+def test_a_full_disk_is_told_without_pyarrow_s_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "Error writing bytes to file. Detail: [errno 28] No space left on device"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, told)
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_parquet(pd.DataFrame(), tmp_path / "heads.parquet")
+    assert caught.value.strerror == os.strerror(errno.ENOSPC)

@@ -16,7 +16,7 @@ from sinkscope.present.numbers import significant
 from sinkscope.runs.folder import write_files
 from sinkscope.trigger.relaxed.search import least_rest, least_scores
 from sinkscope.trigger.relaxed.task import PATTERNS, Relaxed, construction
-from sinkscope.trigger.saving import one_thread, saving
+from sinkscope.trigger.saving import making, one_thread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,20 +71,19 @@ def relaxed(
         raise SinkscopeError(f"seeds {seeds}: at least 1 is needed")
     if out.exists() and not out.is_dir():
         raise SinkscopeError(f"{out} is a file: give another --out")
-    with saving(out):
-        out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    for number, task in enumerate(planned):
-        begin(f"C {task.groups}, r_eta {task.rank}, delta {task.delta:g}", number)
-        with one_thread():
-            rows += [row_of(task, pattern, seeds) for pattern in PATTERNS]
-        table = pd.DataFrame(rows)[list(COLUMNS)]
-        files: dict[Path, str | bytes] = {
-            out / "relaxed.csv": table.to_csv(index=False, float_format="%.8g", lineterminator="\n")
-        }
-        if draw is not None:
-            files[out / "relaxed.png"] = draw(table)
-        write_files(files)
+    with making(out):
+        for number, task in enumerate(planned):
+            begin(f"C {task.groups}, r_eta {task.rank}, delta {task.delta:g}", number)
+            with one_thread():
+                rows += [row_of(task, pattern, seeds) for pattern in PATTERNS]
+            table = pd.DataFrame(rows)[list(COLUMNS)]
+            files: dict[Path, str | bytes] = {
+                out / "relaxed.csv": table.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+            }
+            if draw is not None:
+                files[out / "relaxed.png"] = draw(table)
+            write_files(files)
     return table
 
 
