@@ -178,14 +178,18 @@ def as_python_does() -> Iterator[None]:
 
 
 def check_writable(*asked: Path | None) -> None:
-    """Raises SinkscopeError, before anything is measured, where a path is a folder, its folder does not exist, or two
-    of them are one file, of which the second would replace the first."""
+    """Raises SinkscopeError, before anything is measured, where a path is a folder, its folder does not exist, it is a
+    file of a run, or two of them are one file, of which the second would replace the first."""
+    from sinkscope.runs.run import is_of_run
+
     paths = [path for path in asked if path is not None]
     for number, path in enumerate(paths):
         if path.is_dir():
             raise SinkscopeError(f"cannot write {path}: it is a folder")
         if not path.parent.is_dir():
             raise SinkscopeError(f"cannot write {path}: no folder {path.parent}")
+        if is_of_run(Path(os.path.realpath(path))):
+            raise SinkscopeError(f"cannot write {path}: it is a file of a run; give another")
         if _is_replaced(path) and os.path.realpath(path) in map(os.path.realpath, paths[:number]):
             raise SinkscopeError(f"cannot write {path}: two outputs would stand there; give each a file of its own")
 

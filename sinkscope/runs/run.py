@@ -316,6 +316,11 @@ def finished(folder: Path) -> bool:
     return bool(_state(folder))
 
 
+def is_of_run(path: Path) -> bool:
+    """Whether the path is a file of a run."""
+    return path.name in FILES and path.is_file() and _state(path.parent) is not None
+
+
 def _state(folder: Path) -> bool | None:
     manifest = _read_json(folder / "manifest.json")
     return None if manifest is None else bool(manifest.get("complete", True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -37,6 +38,26 @@ def test_two_outputs_in_one_file_are_refused(
     said = f"cannot write {Path(command[-1])}: two outputs would stand there; give each a file of its own"
     assert done.stderr == f"sinkscope: error: {said}\n"
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["baseline", "run", "--out"], ["atlas", "run", "--csv"], ["card", "run", "--out"], ["export", "run", "--out"]],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("name", ["run/heads.csv", "run/manifest.json", "link"])
+def test_a_file_of_a_run_is_not_replaced(
+    command: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was damaged from then on."""
+    monkeypatch.chdir(tmp_path)
+    run = Path(shutil.copytree(RUN, "run"))
+    Path("link").symlink_to(run / "heads.csv")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    done = CliRunner().invoke(app, [*command, name])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"sinkscope: error: cannot write {name}: it is a file of a run; give another\n"
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def test_two_outputs_may_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
