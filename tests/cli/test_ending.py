@@ -77,3 +77,26 @@ def test_what_a_metric_leaves(started: list[str], left: list[str], tiny_folder: 
     done = subprocess.run([sys.executable, *started, "scan", *asked], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == left
     assert set(pd.read_csv(run / "heads.csv")["half"]) == {0.5}
+
+
+INTERRUPTED = """
+import importlib.abc, signal, sys
+
+class Pressed(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+from sinkscope.__main__ import command
+sys.argv = ["sinkscope", "show", "run"]
+command()
+"""
+
+
+@pytest.mark.parametrize("name", ["typer", "sinkscope.cli", "sinkscope.cli.show"])
+def test_an_interrupt_while_the_command_begins_is_one_line(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(name=name)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sinkscope: interrupted\n")
