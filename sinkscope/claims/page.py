@@ -14,7 +14,7 @@ from sinkscope.claims.findings import CONTRAST, DECIDING, FIGURE, VERDICT, numbe
 from sinkscope.claims.needs import TEXT
 from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.present.numbers import fixed, significant
-from sinkscope.present.text import WIDTH, markdown_cell, printable, shortened, wrapped
+from sinkscope.present.text import markdown_cell, printable, screen_width, shortened, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,12 +46,12 @@ def render_claims(table: pd.DataFrame, claims: Sequence[Claim], folder: Path | N
 
 
 def _one(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str]) -> list[str]:
-    lines = [shortened(printable(f"Claims put to {subjects[0]}"), WIDTH)]
+    lines = [shortened(printable(f"Claims put to {subjects[0]}"), screen_width())]
     name, verdict = max(len(claim.name) for claim in claims) + 2, len(IN_PART) + 3
     for paper, group in _by_paper(claims):
-        lines += ["", paper]
+        lines += ["", *wrapped(paper, rest="  ")]
         for claim in group:
-            room = max(NARROW, WIDTH - name - verdict - 2)
+            room = max(NARROW, screen_width() - name - verdict - 2)
             told = wrapped(printable(_told(table, claim, subjects[0])), room) or [""]
             judged = _row(table, claim, subjects[0], VERDICT).shown
             lines.append(f"  {claim.name:<{name}}{judged:<{verdict}}{told[0]}".rstrip())
@@ -66,7 +66,8 @@ def _several(table: pd.DataFrame, claims: Sequence[Claim], subjects: list[str], 
         chosen = subjects[start : start + BESIDE]
         signs = [chr(ord("A") + subjects.index(subject)) if len(subjects) < 27 else "" for subject in chosen]
         lines += [
-            shortened(printable(f"{sign}: {subject}"), WIDTH) for sign, subject in zip(signs, chosen, strict=True)
+            shortened(printable(f"{sign}: {subject}"), screen_width())
+            for sign, subject in zip(signs, chosen, strict=True)
         ]
         lines.append((" " * name + "".join(f"{sign:<{CELL}}" for sign in signs)).rstrip())
         for paper, group in _by_paper(claims):

@@ -190,7 +190,7 @@ def _listed(chosen: list[Claim]) -> str:
     """Each claim with its paper, its rule and what it has measured."""
     lines = []
     for claim in chosen:
-        lines.append(f"{claim.name} ({claim.by}, {claim.paper})")
+        lines += wrapped(f"{claim.name} ({claim.by}, {claim.paper})", rest="  ")
         for text in (claim.says, f"Rule: {claim.rule.words}", f"Measured: {claim.needs.words}"):
             lines += wrapped(text, first="  ")
         lines.append("")

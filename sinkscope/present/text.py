@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
+import shutil
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -36,12 +39,24 @@ def no_command(line: str) -> str:
     return line
 
 
-WIDTH = 80
-"""Characters a line of a screen: the width of a terminal that nobody made wider."""
+WIDTH, NARROWEST = 80, 40
+"""Columns of a terminal that nobody made wider or narrower, and the fewest that a screen is laid out for."""
 
 
-def wrapped(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Lines of at most `width` characters, the first behind `first` and the others behind `rest` (None: as the first).
+def terminal_width() -> int:
+    """Columns of the terminal, at least NARROWEST; WIDTH where stdout is none and COLUMNS does not name them."""
+    told = "COLUMNS" in os.environ or sys.stdout.isatty()
+    return max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns if told else WIDTH)
+
+
+def screen_width() -> int:
+    """Characters a line of a screen may have: a wider terminal makes sentences no easier to read."""
+    return min(WIDTH, terminal_width())
+
+
+def wrapped(text: str, width: int | None = None, first: str = "", rest: str | None = None) -> list[str]:
+    """Lines of at most `width` characters (None: `screen_width`), the first behind `first` and the others behind `rest`
+    (None: as the first).
 
     A word, such as a path or an option, is never cut, at a hyphen neither; it may make its line longer. Nor does a line
     begin with the unit of a number.
@@ -49,7 +64,7 @@ def wrapped(text: str, width: int = WIDTH, first: str = "", rest: str | None = N
     joined = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(
         joined,
-        width,
+        screen_width() if width is None else width,
         initial_indent=first,
         subsequent_indent=first if rest is None else rest,
         break_long_words=False,

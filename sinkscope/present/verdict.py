@@ -106,9 +106,9 @@ SHOWN, ANNOTATED, IN_SUMMARY = 10, 10, 50
 
 
 def render_verdict(verdict: Verdict) -> str:
-    """The verdict on one line, where the change begins, then the breaches that are farthest beyond their bounds."""
-    below = [*where(verdict), *(f"note: {printable(note)}" for note in verdict.notes)]
-    lines = [headline(verdict), *(line for sentence in below for line in wrapped(sentence, rest="  "))]
+    """The verdict, where the change begins, then the breaches that are farthest beyond their bounds."""
+    told = [headline(verdict), *where(verdict), *(f"note: {printable(note)}" for note in verdict.notes)]
+    lines = [line for sentence in told for line in wrapped(sentence, rest="  ")]
     several = len(verdict.same_text) > 1
     ordered = by_size(verdict.breaches)
     for breach in ordered[:SHOWN]:

@@ -73,7 +73,8 @@ def test_two_models_of_one_name_are_told_apart(tmp_path: Path, fact: str, value:
     kept = tmp_path / "before.json"
     kept.write_text(baseline_text(baseline_of(before)), encoding="utf-8")
     verdict = check(now, read_baseline(kept), Policy(rules=[Rule(metric="bos_mass", level="head", max_change=1.0)]))
-    assert render_verdict(verdict).startswith(f"passed: tiny ({said[0]}) against tiny ({said[1]}): ")
+    told = " ".join(render_verdict(verdict).split())
+    assert told.startswith(f"passed: tiny ({said[0]}) against tiny ({said[1]}): ")
     assert check(now, baseline_of(now), STRICT).model == "tiny", "nothing tells them apart"
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinkscope.present.numbers import estimate, fixed, is_missing
 from sinkscope.present.terminal.table import aligned
-from sinkscope.present.text import WIDTH, next_command, printable, wrapped
+from sinkscope.present.text import next_command, printable, screen_width, wrapped
 from sinkscope.runs.saved.arms_table import compared_layers
 from sinkscope.runs.words import sequences_of_tokens
 
@@ -96,7 +96,7 @@ def _every_number(table: pd.DataFrame) -> list[str]:
 def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
     """Rows as lines; where they are too wide, each name on a line of its own above its numbers."""
     lines = aligned(rows)
-    if max(map(len, lines)) <= WIDTH:
+    if max(map(len, lines)) <= screen_width():
         return lines
     numbers = aligned([row[1:] for row in rows], left=0)
     return [line for row, values in zip(rows, numbers, strict=True) for line in (row[0], f"    {values}")]

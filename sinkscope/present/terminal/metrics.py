@@ -43,12 +43,12 @@ NOTATION = {
 }
 """What the formulas of a table's columns have in common."""
 MEANS = (
-    "A column is computed for each sequence. The table shows its mean over sequences,\n"
-    "with the standard error in NAME_sem. The exceptions are marked.\n"
-    "(run): one value for the whole run; the definition says how it is made.\n"
-    "(position): a mean over the sequences that reach the position, without an error.\n"
-    "(sink), (token): a value of one row of sinks.parquet or tokens.csv.\n"
-    "(kind): no column, but a value of the column `kind` of sinks.parquet."
+    "A column is computed for each sequence. The table shows its mean over sequences, with the standard error in "
+    "NAME_sem. The exceptions are marked.",
+    "(run): one value for the whole run; the definition says how it is made.",
+    "(position): a mean over the sequences that reach the position, without an error.",
+    "(sink), (token): a value of one row of sinks.parquet or tokens.csv.",
+    "(kind): no column, but a value of the column `kind` of sinks.parquet.",
 )
 SYMBOLS = {
     "T": "number of tokens of the sequence. Positions are 0 to T-1; position 0 is the first token, BOS or not",
@@ -123,11 +123,12 @@ def render_metrics(columns: list[dict[str, Any]]) -> str:
         for column in in_table:
             mark = "" if column["per"] == "sequence" else f" ({column['per']})"
             mark += "" if column["measure"] is None else f" (--measure {column['measure']})"
-            lines.append(f"  {column['name']}{mark}: {column['unit']}, {column['range']}")
+            lines += wrapped(f"{column['name']}{mark}: {column['unit']}, {column['range']}", first="  ", rest=" " * 6)
             for text in (column["formula"], f"Source: {column['source']}", *_address(column)):
                 lines += wrapped(text, first=" " * 6)
         lines.append("")
-    return "\n".join([*lines, *_symbols(columns), MEANS, ""])
+    means = [line for sentence in MEANS for line in wrapped(sentence)]
+    return "\n".join([*lines, *_symbols(columns), *means, ""])
 
 
 def _symbols(columns: list[dict[str, Any]]) -> list[str]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
-import shutil
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.colors import CIVIDIS, color_at, ink
-from sinkscope.present.text import no_command
+from sinkscope.present.text import no_command, terminal_width
 
 if TYPE_CHECKING:
     from sinkscope.runs.schema.stream import DormantHeads
@@ -123,8 +120,7 @@ def as_text(parts: Sequence[RenderableType], width: int, color: str | None) -> s
 def terminal_style() -> dict[str, Any]:
     """Width and colour for the user's stdout: 80 columns when piped; NO_COLOR and FORCE_COLOR honoured."""
     console = Console()
-    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 80
-    return {"width": min(max(40, width), WIDEST), "color": console.color_system if not console.no_color else None}
+    return {"width": min(terminal_width(), WIDEST), "color": console.color_system if not console.no_color else None}
 
 
 ROWS, HEADS = 12, 12
