@@ -15,6 +15,7 @@ from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.runs.catalogue import Measured, hides_keys
 from sinkscope.runs.per_sequence import LEVELS, PLACE, Cells, cells, chosen_metrics, domains
 from sinkscope.runs.request import Request
+from sinkscope.runs.run import need_run
 from sinkscope.runs.schema.base import Record, read_record
 from sinkscope.runs.schema.baseline import (
     KIND,
@@ -104,6 +105,7 @@ def baseline_of(run: Run) -> Baseline:
     Raises SinkscopeError for an interrupted run: its fingerprints cover all of the text, its means only a part. Also
     for a run whose sequences belong to no domain of its manifest: nothing could be compared with it.
     """
+    need_run(run)
     manifest = run.manifest
     if not manifest.complete:
         raise SinkscopeError(f"the run of {manifest.model.shown} was interrupted: scan it to the end")

@@ -23,6 +23,7 @@ from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import LEVELS, PLACE, chosen_metrics, domains, metric_names, same_text, tokens_of
+from sinkscope.runs.run import need_run
 from sinkscope.runs.showing import ShownComparison
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ def compare(
         SinkscopeError: they share no domain; a metric is unknown; a margin is not above 0, or of a metric that is not
             compared.
     """
+    for run in a, b:
+        need_run(run)
     pairs, notes = _matched(a, b, paired)
     names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
     names = _comparable(a, b, names, bool(metrics), notes)

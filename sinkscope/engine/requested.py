@@ -20,6 +20,8 @@ def requested(model: Any, data: Any, settings: dict[str, Any]) -> Request:
 
     Raises SinkscopeError for settings that are wrong for any model.
     """
+    if model is None:
+        raise SinkscopeError("a model (torch.nn.Module) or a name is needed, not None")
     name = model if isinstance(model, str) else type(model).__name__
     if name is not model and settings.get("adapter") is not None:
         raise SinkscopeError("adapter= goes with the name of a model: put it into your model object with peft instead")

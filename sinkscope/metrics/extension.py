@@ -131,10 +131,13 @@ def code_sha256(function: Callable[..., Any]) -> str:
 
 
 def _functions(given: Iterable[Any]) -> list[Any]:
-    """Replaces each file by its functions and reads each file once; functions stay as they are."""
+    """Replaces each file by its functions and reads each file once; functions stay as they are.
+
+    One file or one function may stand for a list of it: the letters of a file's name are none.
+    """
     functions: list[Any] = []
     read: set[Path] = set()
-    for source in given:
+    for source in [given] if isinstance(given, str | Path) or callable(given) else given:
         if not isinstance(source, str | Path):
             functions.append(source)
         elif Path(source).resolve() not in read:

@@ -156,6 +156,13 @@ class Run(ShownRun):
         return {name: frames[name] for name in TABLES if frames.get(name) is not None}
 
 
+def need_run(given: object) -> None:
+    """Raises SinkscopeError for what is no Run, such as the name of its folder."""
+    if not isinstance(given, Run):
+        kind = type(given).__name__
+        raise SinkscopeError(f"a Run is needed, not {kind}: sinkscope.load_run(FOLDER) reads one that was saved")
+
+
 def _what_it_holds(folder: Path) -> str:
     """What to do about a folder without a manifest of sinkscope's."""
     runs = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
