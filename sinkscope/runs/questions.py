@@ -223,10 +223,8 @@ def questions_asked(names: str | Sequence[str]) -> tuple[str, ...]:
         QUESTIONS[unknown[0]]  # says why it does not load
     if unknown:
         listed = [*known, ALL]
-        raise SinkscopeError(
-            f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}, or install the package that brings it"
-            f"{did_you_mean(unknown[0], listed)}"
-        )
+        remedy = did_you_mean(unknown[0], listed) or ", or install the package that brings it"
+        raise SinkscopeError(f"--measure {unknown[0]!r}: choose one of {', '.join(listed)}{remedy}")
     return tuple(name for name in known if name in given or ALL in given)
 
 
