@@ -79,12 +79,11 @@ def _attention_function(
 
 
 def is_causal_without_mask(name: str | None, module: nn.Module, given: bool | None) -> bool:
-    """Whether a call through the function of this name is causal where it has no mask.
-
-    transformers' `sdpa` takes the keyword that it is `given`, else what the module says of itself. The other functions
-    know no order but that of a mask.
+    """Whether a call through the function of this name is causal where it has no mask: as the keyword says that it is
+    `given`, else the module. Where neither does, transformers' `sdpa` is causal, and its eager functions, which know a
+    mask alone, are not.
     """
-    return name == "sdpa" and bool(given if given is not None else getattr(module, "is_causal", True))
+    return bool(given if given is not None else getattr(module, "is_causal", name == "sdpa"))
 
 
 def call_of(
