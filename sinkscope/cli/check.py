@@ -93,12 +93,14 @@ def check(
 def check_new_run(run: str, out: Path | None) -> None:
     """Raises SinkscopeError, before anything is measured, where there is no new run or it cannot be put into `out`."""
     from sinkscope.errors import SinkscopeError
-    from sinkscope.runs.run import check_target
+    from sinkscope.runs.run import check_target, finished
 
     if out is None:
         return
     if is_run(run):
         raise SinkscopeError(f"--out saves the run of a model that is scanned, and {run} is a run folder already")
+    if finished(out):  # check_target would name an option that this command lacks
+        raise SinkscopeError(f"{out} holds a finished run: give another --out")
     check_target(out, force=False)
 
 

@@ -53,6 +53,7 @@ def watch(
 
     Example: sinkscope watch --out runs/answers --limit 64 -- answer.py --prompt hello
     """
+    from sinkscope.runs.folder import check_place
     from sinkscope.runs.run import finished
 
     for option, number in (("--every", every), ("--limit", limit)):
@@ -60,6 +61,9 @@ def watch(
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
     if finished(out) and not force:
         raise SinkscopeError(f"{out} holds a finished run: give another --out, or --force to replace it")
+    if out.exists() and not out.is_dir():
+        raise SinkscopeError(f"{out} is a file: give another --out")
+    check_place(out)  # the program may run for hours
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)

@@ -142,6 +142,24 @@ def test_less_than_one_is_refused(option: str, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"sinkscope: error: {option} 0: at least 1 is needed\n"
 
 
+@pytest.mark.parametrize(("out", "said"), [("file", "is a file: give another --out"), ("file/run", "cannot write to ")])
+def test_a_place_that_takes_no_run_is_refused_before_the_program_runs(
+    out: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All that was measured was lost, after hours of a long program."""
+    from sinkscope.cli import application
+
+    (tmp_path / "file").touch()
+    (tmp_path / "program.py").write_text("print('began')")
+    with pytest.raises(SystemExit) as stop:
+        application(["watch"])(["watch", "--out", str(tmp_path / out), "--", str(tmp_path / "program.py")])
+    assert stop.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+    assert told.err.count("\n") == 1
+
+
 def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from sinkscope.cli import application
 

@@ -489,7 +489,7 @@ def test_the_run_of_a_model_is_kept(tiny_folder: Path, scan_cli: Scan, tmp_path:
     assert kept.exit_code == 0, kept.output
     pd.testing.assert_frame_equal(load_run(tmp_path / "kept").heads, load_run(base).heads)
     for refused, said in (
-        ([*words, "--out", str(tmp_path / "kept")], "holds a finished run"),
+        ([*words, "--out", str(tmp_path / "kept")], "holds a finished run: give another --out\n"),
         (["check", str(base), "--baseline", str(base), "--out", str(tmp_path / "new")], "is a run folder already"),
     ):
         result = CliRunner().invoke(app, refused)
