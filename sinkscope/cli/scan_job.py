@@ -41,6 +41,8 @@ class ScanJob:
     strict: bool = False
     what: str = ""
     """Which of several models or steps this is; it stands before the stages of the progress."""
+    again: str = "--resume"
+    """What goes on with an interrupted scan."""
 
     def check_device(self) -> None:
         """Raises SinkscopeError where the device is not here: of several models, before the first, for it fits none."""
@@ -54,7 +56,7 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        with resumable(target):
+        with resumable(target, how=self.again):
             return self._scan(model, target)
 
     def _scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
@@ -134,9 +136,8 @@ class ScanJob:
         if finished(target):  # --force was meant for a whole run in its place, not for a part of one
             target = target.with_name(f"{target.name}-interrupted")
         self._save(run, target)
-        say(
-            f"interrupted: {run.manifest.sequences_done} sequences are measured and saved in {target}; --resume goes on"
-        )
+        done = run.manifest.sequences_done
+        say(f"interrupted: {done} sequences are measured and saved in {target}; {self.again} goes on")
 
 
 SETTINGS: tuple[Any, ...] = ("text", "columns", "rounding")

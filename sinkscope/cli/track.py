@@ -69,7 +69,10 @@ def track(
     check_tables(out)
     standing = standing_runs(out, {step.number for step in steps})
     check_training(standing, steps)
-    job = ScanJob(request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE)
+    job = ScanJob(
+        request, (), resume=not force, force=force, formats=("csv",), quiet=quiet, processes=ALONE,
+        again="the same command, without --force," if force else "the same command",
+    )  # fmt: skip
     job.check_device()
     runs, failed = scan_steps(job, steps, out, standing)
     if not runs:

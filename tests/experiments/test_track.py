@@ -262,7 +262,7 @@ def test_an_interrupt_ends_it_and_a_second_call_goes_on(
     monkeypatch.setattr("sinkscope.engine.loop.chosen_batch", lambda length, device: 1)
     stopped = track(checkpoints, tmp_path / "out")
     assert stopped.exit_code == 130, stopped.stderr
-    assert "--resume goes on" in stopped.stderr
+    assert "; the same command goes on" in stopped.stderr
     assert "error" not in stopped.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"step-00000000", "step-00000020"}
     assert track(checkpoints, tmp_path / "out").exit_code == 0
