@@ -87,6 +87,7 @@ class Pressed(importlib.abc.MetaPathFinder):
         if name == {name!r}:
             signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 sys.meta_path.insert(0, Pressed())
 from sinkscope.__main__ import command
 sys.argv = ["sinkscope", "show", "run"]
