@@ -52,10 +52,12 @@ class Cut:
         return Cut(index, None, ((start, stop), length) if length else None)
 
     def check(self, name: str, batch: int, sizes: tuple[int, int], sequences: int) -> None:
-        """Raises SinkscopeError where padding cannot be located: the queries are not the batch's positions, or keys
-        that are another sequence's are not that one's. `sizes`: numbers of queries and of keys."""
+        """Raises SinkscopeError where padding cannot be located: the queries are not the batch's positions, keys that
+        are another sequence's are not that one's, or more keys than positions are two sequences' in one. `sizes`:
+        numbers of queries and of keys."""
         own, other = self._valid["queries"], self._valid["keys"]
-        checked = [("queries", sizes[0], own), ("keys", sizes[1], None if other == own else other)]
+        compressed = other == own and sizes[1] <= sizes[0]
+        checked = [("queries", sizes[0], own), ("keys", sizes[1], None if compressed else other)]
         for what, size, valid in checked:
             length = size if valid is None else valid[1]
             if batch != sequences or size != length:

@@ -138,10 +138,11 @@ def batch(second: int) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-EQUAL = ("cpmant", "blt", "diffusion_gemma", "funnel", "perceiver", "prophetnet")
+EQUAL = ("cpmant", "blt", "diffusion_gemma", "funnel", "perceiver", "prophetnet", "t5gemma2")
 """Read with sequences of equal length. CPM-Ant takes padding to stand on the left. BLT attends from patches, Funnel
 from pooled tokens, Perceiver from latents, DiffusionGemma from what it writes, ProphetNet's decoder from several
-streams at once: a mask of tokens does not cut these, and a padded batch is refused."""
+streams at once, T5Gemma 2's to its own and the encoder's positions in one: a mask of tokens does not cut these, and a
+padded batch is refused."""
 
 UNREAD_CALL = {"diffusion_gemma": 2}
 """The attention call that is named as not read: a window of the text before the canvas, and the canvas."""
