@@ -122,9 +122,7 @@ def models_page() -> str:
     lines += ["", "## What is not read", ""]
     for name, fates in found["lists"].items():
         absent = [
-            f"{fate}: {', '.join(_family(family, found['notes']) for family in families)}"
-            for fate, families in fates.items()
-            if fate != "read"
+            f"{fate}: {_families(families, found['notes'])}" for fate, families in fates.items() if fate != "read"
         ]
         if absent:
             lines.append(_wrapped(f"- {name}: {'; '.join(absent)}", "  "))
@@ -175,8 +173,15 @@ def claims_page() -> str:
     return f"{before}{FROM_CLAIMS}\n{text}{TO_CLAIMS}{rest.partition(TO_CLAIMS)[2]}"
 
 
-def _family(name: str, notes: dict[str, str]) -> str:
-    return f"{name} ({notes[name]})" if name in notes else name
+def _families(names: list[str], notes: dict[str, str]) -> str:
+    """The families, with what is said of them; those of which the same is said stand together."""
+    said: dict[str, list[str]] = {}
+    for name in names:
+        said.setdefault(notes.get(name, ""), []).append(name)
+    return ", ".join(
+        f"{' and '.join(filter(None, [', '.join(some[:-1]), some[-1]]))} ({note})" if note else ", ".join(some)
+        for note, some in said.items()
+    )
 
 
 def schemas_page() -> str:
