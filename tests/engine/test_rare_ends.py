@@ -168,6 +168,33 @@ def test_a_model_that_is_not_what_its_eager_attention_computes_is_noted(
     assert check.reference == "float64 attention from each layer's own queries, keys and mask"
     assert check.reason is not None
     assert check.reason.startswith("eager attention computes another output (relative")
+    assert check.eager_difference is None
+
+
+def test_a_model_that_attends_otherwise_where_it_is_eager_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny("llama", num_hidden_layers=2), random_ids(1, 12)
+
+    def eager_map() -> torch.Tensor:
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            found = model(ids, output_attentions=True).attentions[0].double()
+        model.set_attn_implementation("sdpa")
+        return found
+
+    measured, eager = eager_map(), modeling_llama.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_llama, "eager_attention_forward",
+        lambda module, query, *rest, **keywords: eager(module, 3 * query, *rest, **keywords),
+    )  # fmt: skip
+    run = sinkscope.scan(model, data=ids)
+    difference = measured - eager_map()
+    columns = difference.sum(-2) / torch.arange(12.0, 0.0, -1.0).double()
+    expected = float(torch.maximum(difference[..., 0].abs().max(), columns.abs().max()))
+    check = run.manifest.self_check
+    assert check.status == "passed"
+    assert check.eager_difference == pytest.approx(expected, abs=1e-6)
+    warned = f"loaded with attn_implementation='eager', this model attends otherwise: by up to {expected:.2g} in"
+    assert [warning[: len(warned)] for warning in run.summary.warnings] == [warned]
 
 
 @pytest.mark.slow

@@ -146,6 +146,9 @@ class SelfCheck(Record):
     """The reference that the capture was compared with."""
     reason: str | None = None
     """Why the reference is not the model's own eager attention."""
+    eager_difference: Number = None
+    """Largest difference of a probability between the model's own eager attention and the attention that was measured,
+    in the first attention call; null where rounding explains it."""
     max_difference: Number = None
     """Largest difference of a probability; for a watched model, that of an attention output relative to its size."""
     bound: Number = None
