@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -70,19 +70,25 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
     return run
 
 
-@contextmanager
-def resumable(
-    folder: Path, kept: str = UNFINISHED, what: str = "what is measured is", how: str = "--resume"
-) -> Iterator[None]:
-    """Ends an interrupted block with exit code 130, and says what the folder holds of it, and how it goes on; where
+def interrupted(
+    stopped: KeyboardInterrupt, folder: Path, kept: str = UNFINISHED, what: str = "what is measured is",
+    how: str = "--resume",
+) -> NoReturn:  # fmt: skip
+    """Ends an interrupted command with exit code 130, and says what the folder holds of it, and how it goes on; where
     `kept` is not in the folder, the interrupt goes on."""
+    if not (folder / kept).exists():
+        raise stopped
+    say(f"interrupted: {str(stopped) or f'{what} kept in {folder}'}; {how} goes on")
+    raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def resumable(folder: Path, *told: str) -> Iterator[None]:
+    """Ends the block as `interrupted` does after Ctrl-C. `told`: what that takes after the folder."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        if not (folder / kept).exists():
-            raise
-        say(f"interrupted: {str(stopped) or f'{what} kept in {folder}'}; {how} goes on")
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted(stopped, folder, *told)
 
 
 def encode_anything() -> None:

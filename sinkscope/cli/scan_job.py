@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, resumable, say
+from sinkscope.cli.common import INTERRUPTED, interrupted, say
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED, taken, unfinished_in
@@ -56,8 +56,10 @@ class ScanJob:
 
         Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
         """
-        with resumable(target, how=self.again):
+        try:
             return self._scan(model, target)
+        except KeyboardInterrupt as stopped:
+            interrupted(stopped, target, how=self.again)
 
     def _scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         with ExitStack() as held:
