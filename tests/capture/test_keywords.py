@@ -15,6 +15,7 @@ import torch
 import transformers
 from conftest import Refused, Scan
 from models import random_ids, tiny
+from packaged import package
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -184,12 +185,9 @@ def multiplied(call, factors):
 
 
 def test_a_package_declares_a_keyword(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, module = tmp_path / "outside-1.0.dist-info", f"outside_{tmp_path.name.replace('-', '_')}"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
-    entry = f"[sinkscope.attention_keywords]\nlogit_multiplier = {module}:multiplied\n"
-    (facts / "entry_points.txt").write_text(entry)
-    (tmp_path / f"{module}.py").write_text(PACKAGE)
+    module = f"outside_{tmp_path.name.replace('-', '_')}"
+    entry = {"logit_multiplier": f"{module}:multiplied"}
+    package(tmp_path, "outside", "sinkscope.attention_keywords", entry, **{module: PACKAGE})
     monkeypatch.syspath_prepend(tmp_path)
     installed: Lookup[Any] = Lookup(KEYWORDS.what, group=KEYWORDS.group)
     installed.add("scaling", KEYWORDS["scaling"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from drawn import make_call
+from packaged import package
 from tiers import slow_but
 
 from sinkscope.capture.calls import AttentionCall
@@ -177,14 +178,9 @@ BAD = 1
 
 
 def test_a_package_brings_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "own_scores-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-scores\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[sinkscope.attention_scores]\nabsolute = own_scores:absolute\nbad = own_scores:BAD\n"
-        "fails = own_scores:fails\nsmall = own_scores:small\n"
-    )
-    (tmp_path / "own_scores.py").write_text(OWN_SCORES)
+    entries = {"absolute": "absolute", "bad": "BAD", "fails": "fails", "small": "small"}
+    entries = {name: f"own_scores:{place}" for name, place in entries.items()}
+    package(tmp_path, "own-scores", "sinkscope.attention_scores", entries, own_scores=OWN_SCORES)
     monkeypatch.syspath_prepend(tmp_path)
     call, _ = make_call(SIZES[0], "causal", "absolute")
     assert (attend(call)[1].first >= 0).all()

@@ -15,6 +15,7 @@ import pytest
 from conftest import make_model
 from desk import scanned
 from models import random_ids
+from packaged import package
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
@@ -278,10 +279,7 @@ def test_a_claim_of_a_package_that_fails_is_named(found: Any, told: str) -> None
 
 
 def test_a_claim_that_does_not_load_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = tmp_path / "a_package-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: a_package\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[sinkscope.claims]\nmine = absent_module:CLAIM\n")
+    package(tmp_path, "a_package", "sinkscope.claims", {"mine": "absent_module:CLAIM"})
     monkeypatch.syspath_prepend(tmp_path)
     said = "^--claim mine: a_package does not load: No module named 'absent_module'"
     with pytest.warns(UserWarning, match=f"{said}; it is left out$"):

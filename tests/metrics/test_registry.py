@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Refused
 from models import random_ids, tiny
+from packaged import package
 from typer.testing import CliRunner
 
 import sinkscope
@@ -220,13 +221,9 @@ nothing = "no metric"
 """
 
 
-def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, entries: str, text: str = PACKAGE) -> None:
-    """A distribution of this name with the module `theirs`, as pip leaves it."""
-    (folder / f"{name}.py").write_text(text, encoding="utf-8")
-    about = folder / f"{name}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text(f"[sinkscope.metrics]\n{entries}\n", encoding="utf-8")
+def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, place: str, text: str = PACKAGE) -> None:
+    """A distribution of this name with a module of this name, which brings the metrics at `place`."""
+    package(folder, name, "sinkscope.metrics", {"x": place}, **{name: text})
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -237,7 +234,7 @@ def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, entries: s
 def test_an_installed_package_brings_metrics(
     entry: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(tmp_path, "outside", monkeypatch, f"x = {entry}")
+    install(tmp_path, "outside", monkeypatch, entry)
     found = metric_set()
     assert [*found.names("heads")[-1:], *found.names("layers")[-1:]][: len(names)] == names
     assert capsys.readouterr() == ("", "loading\n")
@@ -259,7 +256,7 @@ def test_an_installed_package_brings_metrics(
 def test_an_installed_package_that_brings_none_is_named(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "outside", monkeypatch, "x = outside", text)
+    install(tmp_path, "outside", monkeypatch, "outside", text)
     with pytest.raises(SinkscopeError) as caught:
         metric_set()
     assert str(caught.value) == message
@@ -270,14 +267,14 @@ def test_what_an_installed_package_gives_for_a_metric_may_be_anything(
     entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text, a number or a builtin has no __dict__ to look for metrics in."""
-    install(tmp_path, "outside", monkeypatch, f"x = outside:{entry}")
+    install(tmp_path, "outside", monkeypatch, f"outside:{entry}")
     with pytest.raises(SinkscopeError, match=r"^the metrics x: outside declares no metric there$"):
         metric_set()
 
 
 def test_two_packages_with_one_name_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "first_one", monkeypatch, "x = first_one:theirs")
-    install(tmp_path, "second_one", monkeypatch, "x = second_one:theirs")
+    install(tmp_path, "first_one", monkeypatch, "first_one:theirs")
+    install(tmp_path, "second_one", monkeypatch, "second_one:theirs")
     with pytest.raises(SinkscopeError, match=r"^the metrics x: declared by (first|second)_one and by .*; keep one"):
         metric_set()
 

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from conftest import command_of
 from desk import hostile, scanned
+from packaged import package
 from scipy import stats
 from tiers import slow_but
 from typer.testing import CliRunner
@@ -410,11 +411,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     module = f"outside_{tmp_path.name.replace('-', '_')}"
 
     def declare(name: str, value: str) -> None:
-        facts = tmp_path / "site" / "outside-1.0.dist-info"
-        facts.mkdir(parents=True)
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text(f"[sinkscope.export_formats]\n{name} = {module}:{value}\n")
-        (tmp_path / "site" / f"{module}.py").write_text(MINE)
+        entry = {name: f"{module}:{value}"}
+        package(tmp_path / "site", "outside", "sinkscope.export_formats", entry, **{module: MINE})
         monkeypatch.syspath_prepend(tmp_path / "site")
         command_of.cache_clear()  # the help lists the formats
 

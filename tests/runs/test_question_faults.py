@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaged import package
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.extension import with_own_metrics
@@ -28,11 +29,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     module = f"questions_{tmp_path.name.replace('-', '_')}"
 
     def declare(name: str, text: str) -> None:
-        facts = tmp_path / "site" / "a_package-1.0.dist-info"
-        facts.mkdir(parents=True)
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: a_package\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text(f"[sinkscope.questions]\n{name} = {module}:QUESTION\n")
-        (tmp_path / "site" / f"{module}.py").write_text(text)
+        entry = {name: f"{module}:QUESTION"}
+        package(tmp_path / "site", "a_package", "sinkscope.questions", entry, **{module: text})
         monkeypatch.syspath_prepend(tmp_path / "site")
 
     return declare
