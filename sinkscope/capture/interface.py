@@ -79,9 +79,10 @@ def _attention_function(
 
 
 def is_causal_without_mask(name: str | None, module: nn.Module, given: bool | None) -> bool:
-    """Whether a call through the function of this name is causal where it has no mask: as the keyword says that it is
-    `given`, else the module. Where neither does, transformers' `sdpa` is causal, and its eager functions, which know a
-    mask alone, are not.
+    """Whether a call through the function of this name is causal where it has no mask.
+
+    `given`: the call's keyword is_causal, None where it has none: then the module says so. Where it does not either,
+    transformers' `sdpa` is causal, and its eager functions, which know a mask alone, are not.
     """
     return bool(given if given is not None else getattr(module, "is_causal", name == "sdpa"))
 

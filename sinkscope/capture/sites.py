@@ -124,7 +124,7 @@ def main_input(model: nn.Module) -> str:
     """The keyword of a model's main input; several, as OneFormer's, in one word.
 
     Where the forward of a class of transformers' own takes neither the keyword that the model names nor any text, it is
-    the one that it takes first: the parts of models that see do not name theirs.
+    the one that it takes first: most vision towers do not name theirs.
     """
     named = getattr(model, "main_input_name", "input_ids")
     if not isinstance(named, str):

@@ -120,7 +120,7 @@ def _base_of(whole: Any, report: dict[str, Any]) -> tuple[nn.Module, dict[str, A
 
 
 def _runs_its_parts(model: type[nn.Module]) -> bool:
-    """Whether a class has no forward of its own, as that of Qwen2.5-Omni, whose models think, talk and sound in
+    """Whether a class has no forward of its own, as that of Qwen2.5-Omni, whose thinker, talker and vocoder run in
     turn."""
     return model.forward is nn.Module.forward
 
