@@ -217,6 +217,16 @@ def test_a_scan_makes_the_passes_that_are_told(count: int, size: int | None) -> 
     assert [each.what for each in told.passes] == ["find attention", "self-check", "self-check, outputs", "scan"]
 
 
+def test_what_later_tokens_change_is_passed_once_more() -> None:
+    """The beginning of an encoder's sequence has other outputs alone than in the whole, and is checked alone."""
+    model, ids = tiny("bert"), random_ids(2, 48)
+    told = dry_run(model, data=ids, **ON)
+    seen = counting(model)
+    sinkscope.scan(model, data=ids)
+    assert (len(seen), sum(seen)) == totals(told)
+    assert [(each.what, each.sequences) for each in told.passes][1:3] == [("self-check", 2), ("self-check, outputs", 2)]
+
+
 def test_a_batch_is_chosen_as_the_engine_chooses_it(tmp_path: Path) -> None:
     told = dry_run(folder(tmp_path, tiny("llama").config), device="cpu", **ON)
     assert (told.batch_size, told.seq_len) == (chosen_batch(256, CPU), 256)
