@@ -31,11 +31,12 @@ class LayerView:
     """One attention call on one batch, whose sequences all have length T. Tensors have the model's dtype.
 
     Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
-    residual_in x, attention_input z, residual_out e (B, T, D); factors R_h (H, r, dv); raw_written, what the output
-    projection returns less its bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each may be
-    None: use the properties, or `need`, which raise Missing. `head_mean` turns the mean over this process's heads into
-    that over all `layer_heads` of the layer; None where it holds them all. `readings`: what readers made of the call.
-    `sampled`: number of its first sequences that columns too slow for every sequence are measured on.
+    residual_in x, attention_input z, residual_out e (B, T, D); raw_written, what the output projection returns less its
+    bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each may be None: use the properties,
+    or `need`, which raise Missing. `raw_factors` gives `factors`, which are computed where a column reads them.
+    `head_mean` turns the mean over this process's heads into that over all `layer_heads` of the layer; None where it
+    holds them all. `readings`: what readers made of the call. `sampled`: number of its first sequences that columns too
+    slow for every sequence are measured on.
     """
 
     site: Site
@@ -47,7 +48,7 @@ class LayerView:
     raw_value: Tensor | None = None
     raw_projected: Tensor | None = None
     raw_written: Tensor | None = None
-    factors: Tensor | None = None
+    raw_factors: Callable[[], Tensor | None] | None = None
     residual_in: Tensor | None = None
     attention_input: Tensor | None = None
     residual_out: Tensor | None = None
@@ -147,6 +148,11 @@ class LayerView:
             return torch.linalg.vector_norm(self.written_values, dim=-1)
         return torch.linalg.vector_norm(self._values_through_output(), dim=-1).flatten(1, 2)
 
+    @cached_property
+    def factors(self) -> Float[Tensor, "head rank dim"] | None:
+        """R_h with norm(R_h w) = norm(W_O^h w) for every w; None where the output projection is not known."""
+        return None if self.raw_factors is None else self.raw_factors()
+
     @property
     def writes(self) -> bool:
         """Whether a measurement reads what heads write again, so that `written` and `written_values` are worth their
@@ -200,7 +206,7 @@ class LayerView:
         if count == self.batch:
             return self
 
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "factors"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         cut: dict[str, Any] = {name: value[:count] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, attention=self.attention.rows(count), readings={}, **cut)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -249,7 +250,7 @@ class Views:
             raw_value=part(pending.value, 2, "keys"),
             raw_projected=part(pending.projected, 1),
             raw_written=part(pending.written, 1),
-            factors=self._factors_of(pending) if projects else None,
+            raw_factors=partial(self._factors_of, pending.site, pending.factors) if projects else None,
             residual_in=tokens(stream.entering),
             attention_input=tokens(stream.read),
             residual_out=tokens(stream.leaving),
@@ -264,10 +265,9 @@ class Views:
         known = told or pending.site.path != INLINE or pending.projected is not None
         return told is not False and (bool(known) or pending.rows[0] != pending.rows[1])
 
-    def _factors_of(self, pending: Pending) -> Tensor | None:
-        site = pending.site
-        if pending.factors is not None or site.projection is None or site.value_dim is None:
-            return pending.factors
+    def _factors_of(self, site: Site, known: Tensor | None) -> Tensor | None:
+        if known is not None or site.projection is None or site.value_dim is None:
+            return known
         return self.factors(site.projection, site.heads, site.value_dim)
 
     def factors(self, projection: str, heads: int, value_dim: int) -> Tensor:

@@ -153,8 +153,8 @@ def view(probs: torch.Tensor, values: torch.Tensor, slices: torch.Tensor, **more
     site = Site("text", 0, "m", 0, AttentionKind("full"), heads, heads, 4, 4, True, "b", "p")
     written = torch.einsum("bthv,hdv->btd", output, slices)
     return LayerView(
-        site, 0.3, sums, output, raw_value=values[None], raw_projected=output, raw_written=written, factors=slices,
-        layer_heads=heads, **more,
+        site, 0.3, sums, output, raw_value=values[None], raw_projected=output, raw_written=written,
+        raw_factors=lambda: slices, layer_heads=heads, **more,
     )  # fmt: skip
 
 
