@@ -1,6 +1,7 @@
 """The command line: one thin file per command.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0, 1 (failed check), 2 (bad input), 130 (Ctrl-C).
+Data goes to stdout, everything else to stderr. Exit codes: 0, 1 (failed check), 2 (bad input), 130 (Ctrl-C), 143
+(SIGTERM).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sinkscope.cli.common import (
 )
 from sinkscope.cli.ending import end
 from sinkscope.cli.help import Command, Group
+from sinkscope.cli.signals import INTERRUPTED, exit_code
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError, is_text
@@ -108,7 +110,7 @@ def main() -> None:
             say(f"error: {error}")
             code = BAD_INPUT
         except SystemExit as stop:
-            code = stop.code
+            code = exit_code() if stop.code == INTERRUPTED else stop.code
             if sys.stdout is not stdout:  # typer met a pipe without a reader, replaced stdout and ended with 1
                 sys.stdout, code = stdout, 0
         if sys.stdout is not None and not getattr(sys.stdout, "closed", False):

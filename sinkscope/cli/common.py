@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from sinkscope.cli.help import LOADED
+from sinkscope.cli.signals import exit_code
 from sinkscope.engine.launcher import size, told_by
 from sinkscope.errors import SinkscopeError, in_one_line
 from sinkscope.runs.folder import UNFINISHED
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT = 2
 LONGEST_LINE = 1000
 """Most characters of a line on stderr: names and values from outside may have any length."""
 
@@ -54,7 +55,7 @@ def guarded(command: Callable[P, R], spreads: bool = False) -> Callable[P, R]:
             raise
         except KeyboardInterrupt:
             say("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(exit_code()) from None
         except BrokenPipeError:
             discard_stdout()
             raise typer.Exit(0) from None
@@ -74,17 +75,17 @@ def interrupted(
     stopped: KeyboardInterrupt, folder: Path, kept: str = UNFINISHED, what: str = "what is measured is",
     how: str = "--resume",
 ) -> NoReturn:  # fmt: skip
-    """Ends an interrupted command with exit code 130, and says what the folder holds of it, and how it goes on; where
+    """Ends an interrupted command with its exit code, and says what the folder holds of it, and how it goes on; where
     `kept` is not in the folder, the interrupt goes on."""
     if not (folder / kept).exists():
         raise stopped
     say(f"interrupted: {str(stopped) or f'{what} kept in {folder}'}; {how} goes on")
-    raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(exit_code()) from None
 
 
 @contextmanager
 def resumable(folder: Path, *told: str) -> Iterator[None]:
-    """Ends the block as `interrupted` does after Ctrl-C. `told`: what that takes after the folder."""
+    """Ends the block as `interrupted` does after Ctrl-C or SIGTERM. `told`: what that takes after the folder."""
     try:
         yield
     except KeyboardInterrupt as stopped:

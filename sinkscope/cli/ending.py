@@ -13,6 +13,8 @@ import os
 import sys
 from typing import NoReturn
 
+from sinkscope.cli.signals import end_at_the_next
+
 OPEN = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The files of Python that hold back what is written to them."""
 
@@ -38,6 +40,7 @@ def leave_to_python() -> None:
 def end(code: int) -> NoReturn:
     """Ends the command with an exit code."""
     global _code  # noqa: PLW0603 - a process ends once
+    end_at_the_next(code)
     _code = code
     sys.exit(code)
 

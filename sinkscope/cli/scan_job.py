@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, interrupted, say
+from sinkscope.cli.common import interrupted, say
 from sinkscope.cli.libraries import import_libraries
+from sinkscope.cli.signals import exit_code
 from sinkscope.runs import whole
 from sinkscope.runs.folder import KEY, UNFINISHED, taken, unfinished_in
 from sinkscope.runs.whole import read_file
@@ -54,7 +55,7 @@ class ScanJob:
     def scan(self, model: str, target: Path) -> tuple[Run, list[Path]]:
         """Scans a model; returns the run and the files written, no files where --resume finds the same scan finished.
 
-        Raises SinkscopeError. After Ctrl-C, saves what was measured until then and exits with 130.
+        Raises SinkscopeError. After Ctrl-C or SIGTERM, saves what was measured until then and exits with 130 or 143.
         """
         try:
             return self._scan(model, target)
@@ -81,7 +82,7 @@ class ScanJob:
                     run = stopped.run
         if not run.manifest.complete:
             self.processes.on_main(partial(self._save_part, run, target))
-            raise typer.Exit(INTERRUPTED)
+            raise typer.Exit(exit_code())
         if run.path is not None:
             say(f"{model}: already finished, in {target}")
             return run, []

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import INTERRUPTED, as_python_does, say
+from sinkscope.cli.common import as_python_does, say
 from sinkscope.cli.ending import leave_to_python
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import slug
+from sinkscope.cli.signals import INTERRUPTED, left_to_program
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def watch(
     leave_to_python()
     everywhere = Everywhere(every, limit)
     code, process, home = 0, os.getpid(), Path.cwd()
-    with as_python_does():
+    with as_python_does(), left_to_program():
         try:
             with everywhere.watching():
                 run_program(program)
