@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sinkscope.cli.arguments import is_run
 from sinkscope.cli.common import as_python_does, say
 from sinkscope.cli.ending import leave_to_python
 from sinkscope.cli.help import FIRST, WRITTEN
@@ -54,17 +57,10 @@ def watch(
 
     Example: sinkscope watch --out runs/answers --limit 64 -- answer.py --prompt hello
     """
-    from sinkscope.runs.folder import check_place
-    from sinkscope.runs.run import finished
-
     for option, number in (("--every", every), ("--limit", limit)):
         if number is not None and number < 1:
             raise SinkscopeError(f"{option} {number}: at least 1 is needed")
-    if finished(out) and not force:
-        raise SinkscopeError(f"{out} holds a finished run: give another --out, or --force to replace it")
-    if out.exists() and not out.is_dir():
-        raise SinkscopeError(f"{out} is a file: give another --out")
-    check_place(out)  # the program may run for hours
+    _check_out(out, force)
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
@@ -84,6 +80,27 @@ def watch(
     if os.getpid() == process:  # a child that the program forked leaves the run to its parent
         _write(everywhere, home, out, force, quiet)
     raise typer.Exit(code)
+
+
+def _check_out(out: Path, force: bool) -> None:
+    """Raises SinkscopeError, before the program runs, which may take hours, where `out` takes no run."""
+    from sinkscope.runs.folder import check_place, unfinished_in
+    from sinkscope.runs.run import check_target, finished
+
+    if force and _several_runs(out):
+        check_place(out)
+        return
+    standing = ("a finished run", finished), ("an unfinished run", unfinished_in), ("runs of models", _several_runs)
+    for what, stands in standing:  # check_target would name an option that this command lacks
+        if not force and stands(out):
+            raise SinkscopeError(f"{out} holds {what}: give another --out, or --force to replace what is there")
+    check_target(out, force)
+
+
+def _several_runs(out: Path) -> bool:
+    """Whether the folder holds what this command wrote for several models, and nothing else."""
+    inner = list(out.iterdir()) if out.is_dir() else []
+    return bool(inner) and all(re.match(r"\d+-", path.name) and is_run(str(path)) for path in inner)
 
 
 def _code_of(stop: SystemExit) -> int:
@@ -114,12 +131,15 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for watched in everywhere.watches for line in watched.left_out]
     named = [f"{number}-{slug(watched.name)}" for number, watched in enumerate(everywhere.measured, 1)]
-    for watch, name in zip(everywhere.measured, named, strict=True):
-        folder = out if len(named) == 1 else out / name
+    asked = [out / name for name in named] if len(named) > 1 else [out] * len(named)
+    for watch, wanted, place in zip(everywhere.measured, asked, _places(home / out, named, force), strict=True):
+        folder = place if out.is_absolute() else place.relative_to(home)
+        if folder != wanted:
+            say(f"warning: {wanted} holds something else by now: this run goes to {folder}")
         try:
             run = watch.run()
             run.manifest.command = " ".join(["sinkscope", *sys.argv[1:]])
-            run.save(home / folder, force)
+            run.save(place, force)
         except (SinkscopeError, OSError) as error:
             say(f"error: {in_one_line(error)}")
             continue
@@ -135,3 +155,23 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
         )
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")
+
+
+def _places(out: Path, named: list[str], force: bool) -> list[Path]:
+    """The folder of each run: `out`, or one in it where there are several. It is one beside that where something else
+    stands there by now, such as files that the program has written."""
+    from sinkscope.cli.scan_job import free_folder
+    from sinkscope.runs.run import check_target
+
+    if len(named) > 1:
+        parent = free_folder(out) if out.exists() and not out.is_dir() else out
+        places = [parent / name for name in named]
+    else:
+        places = [out] * len(named)
+    for number, place in enumerate(places):
+        try:
+            check_target(place, force)
+        except SinkscopeError:
+            with suppress(OSError):  # what cannot be read, `Run.save` names
+                places[number] = free_folder(place)
+    return places

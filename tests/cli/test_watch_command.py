@@ -160,6 +160,88 @@ def test_a_place_that_takes_no_run_is_refused_before_the_program_runs(
     assert told.err.count("\n") == 1
 
 
+def a_run(place: Path) -> Path:
+    """What the command takes for a finished run."""
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text('{"schema_version": 3, "sinkscope": "0", "tables": {}}')
+    return place
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ("notes.txt", "holds files that are not a run's (notes.txt): give another --out"),
+        ("shards/00000000.safetensors", "holds an unfinished run: give another --out, or --force"),
+        ("1-Plain/manifest.json", "holds runs of models: give another --out, or --force"),
+        ("manifest.json", "holds a finished run: give another --out, or --force"),
+    ],
+)
+def test_a_folder_that_takes_no_run_is_refused_before_the_program_runs(
+    holds: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It was refused when the program had ended, and what was measured was lost."""
+    from sinkscope.cli import application
+
+    out, program = tmp_path / "out", tmp_path / "program.py"
+    program.write_text("print('began')")
+    file = out / holds
+    if file.name == "manifest.json":
+        a_run(file.parent)
+    else:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    with pytest.raises(SystemExit) as stop:
+        application(["watch"])(["watch", "--out", str(out), "--", str(program)])
+    assert stop.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"sinkscope: error: {out} {said}")
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "stands", "places"),
+    [
+        (["1-A"], [], ["out"]),
+        (["1-A"], ["out/notes.txt"], ["out-2"]),
+        (["1-A"], ["out"], ["out-2"]),
+        (["1-A", "2-B"], ["out/notes.txt"], ["out/1-A", "out/2-B"]),
+        (["1-A", "2-B"], ["out/1-A/notes.txt", "out/2-B-2/x", "out/2-B/x"], ["out/1-A-2", "out/2-B-3"]),
+        (["1-A", "2-B"], ["out"], ["out-2/1-A", "out-2/2-B"]),
+    ],
+)
+def test_a_run_goes_beside_what_the_program_has_written(
+    named: list[str], stands: list[str], places: list[str], tmp_path: Path
+) -> None:
+    from sinkscope.cli.watch import _places
+
+    for name in stands:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert _places(tmp_path / "out", named, False) == [tmp_path / place for place in places]
+
+
+def test_force_replaces_the_runs_of_several_models(tmp_path: Path) -> None:
+    from sinkscope.cli.watch import _check_out, _places
+
+    for name in ("1-A", "2-B"):
+        a_run(tmp_path / name)
+    _check_out(tmp_path, force=True)
+    assert _places(tmp_path, ["1-A", "2-B"], True) == [tmp_path / "1-A", tmp_path / "2-B"]
+
+
+@pytest.mark.slow
+def test_a_program_that_writes_into_the_folder_loses_no_measurement(program: Path, tmp_path: Path) -> None:
+    program.write_text(f"import os\nos.mkdir({str(tmp_path / 'run')!r})\nopen({str(tmp_path / 'run' / 'x')!r}, 'w')\n"
+                       + program.read_text())
+    done = watched("--out", tmp_path / "run", "--", program, "0")
+    assert done.returncode == 0, done.stderr
+    out, other = tmp_path / "run", tmp_path / "run-2"
+    assert f"sinkscope: warning: {out} holds something else by now: this run goes to {other}\n" in done.stderr
+    assert f"see: sinkscope show {other}\n" in done.stderr
+    assert sinkscope.load_run(other).summary.sequences == 8
+
+
 def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from sinkscope.cli import application
 
