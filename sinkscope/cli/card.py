@@ -34,6 +34,8 @@ def card(
 
     if part not in PARTS:
         raise SinkscopeError(f"--part {part!r}: choose one of {', '.join(PARTS)}{did_you_mean(part, PARTS)}")
+    if badge is not None and badge.suffix.lower() not in ("", ".svg"):
+        raise SinkscopeError(f"--badge {badge}: a badge is an SVG image; name it FILE.svg")
     check_writable(out, badge)
     loaded = load_run(run)
     text = {"all": render_card, "markdown": markdown_block, "yaml": model_index}[part](loaded)

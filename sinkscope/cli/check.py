@@ -109,8 +109,8 @@ def open_baseline(name: str) -> Baseline:
     from sinkscope.comparison.baseline import baseline_of, read_baseline
     from sinkscope.errors import SinkscopeError
 
-    if not Path(name).exists():
-        raise SinkscopeError(f"--baseline {name}: no such file or run folder")
+    if not name or not Path(name).exists():  # Python takes an empty path for the working folder
+        raise SinkscopeError(f"--baseline {name or repr(name)}: no such file or run folder")
     if is_run(name):
         from sinkscope.runs.run import load_run
 

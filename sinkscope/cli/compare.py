@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -81,16 +82,23 @@ def compare(
 
 
 def read_margins(asked: list[str]) -> dict[str, float]:
-    """Margins by metric. Raises SinkscopeError for what is not METRIC=NUMBER."""
+    """Margins by metric. Raises SinkscopeError for what is not METRIC=NUMBER, the number above 0."""
     from sinkscope.errors import SinkscopeError
 
     margins = {}
     for margin in asked:
-        name, _, text = margin.partition("=")
+        name, _, text = map(str.strip, margin.partition("="))
         try:
-            margins[name.strip()] = float(text)
+            number = float(text)
         except ValueError:
-            raise SinkscopeError(f"--equivalence-margin {margin!r}: give METRIC=MARGIN, e.g. bos_mass=0.01") from None
+            number = math.nan
+        if not name or not 0 < number < math.inf:
+            raise SinkscopeError(
+                f"--equivalence-margin {margin!r}: give METRIC=MARGIN, a number above 0, e.g. bos_mass=0.01"
+            )
+        if name in margins:
+            raise SinkscopeError(f"--equivalence-margin {margin!r}: {name} has a margin already")
+        margins[name] = number
     return margins
 
 

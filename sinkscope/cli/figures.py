@@ -59,7 +59,7 @@ def lampert(
     from sinkscope.runs.run import load_run
 
     check_folder(out)
-    style = Style(form, size, chosen(title))
+    style = style_of(form, size, title)
     runs: list[Run] = [load_run(folder) for folder in run]
     drawn: dict[str, tuple[bytes, str]] = {}
     refused: dict[str, str] = {}
@@ -134,7 +134,7 @@ def trigger(
     if inputs > max(1, num_sequences):
         raise SinkscopeError(f"--inputs {inputs}: at most the {num_sequences:,} of --num-sequences can be drawn")
     check_folder(out)
-    style = Style(form, size, chosen(title))
+    style = style_of(form, size, title)
     drawn = {}
     for layers, networks in by_layers(model).items():
         for positions in length or (None,):
@@ -164,11 +164,15 @@ def maps_of(network: Any, length: int | None, seed: int, count: int, singles: in
     return trigger_maps(network, length, seed, count, singles)
 
 
-def chosen(title: str) -> str | None:
-    """What `drawn` takes for --title. Raises SinkscopeError for another word than own or none."""
+def style_of(form: str, size: str, title: str) -> Style:
+    """How the figures are written. Raises SinkscopeError, before a model is loaded, for a format or a size of no
+    figure, and for another title than own or none."""
+    from sinkscope.present.figures.canvas import check_style
+
+    check_style(form, size)
     if title not in ("own", "none"):
         raise SinkscopeError(f"--title {title!r}: own or none, for one title cannot fit all figures")
-    return None if title == "own" else title
+    return Style(form, size, None if title == "own" else title)
 
 
 def check_folder(out: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn, get_args
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -55,7 +57,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except Exception as error:  # typer keeps the parser's exceptions to itself
             if hasattr(error, "possibilities") and hasattr(error, "option_name"):
                 options = [name for parameter in self.get_params(ctx) for name in parameter.opts]
@@ -63,6 +65,10 @@ class Command(TyperCommand):
                 error.message += did_you_mean(str(error.option_name), options)  # type: ignore[attr-defined]
             refuse(error, ctx, words)
             raise
+        empty = _empty_path(self, ctx, words)
+        if empty is not None:
+            _end(empty, ctx)
+        return rest
 
 
 class Group(TyperGroup):
@@ -120,9 +126,42 @@ def refuse(error: Any, ctx: Any, words: Sequence[str]) -> None:
         needed, read = number
         value = _value_of(parameter.opts, words, read)
         message = f"{parameter.opts[0]}{'' if value is None else f' {shorten(value)!r}'}: {needed} is needed"
-    message = printable(shorten(message, LONGEST))
-    sys.stderr.write(f"sinkscope: error: {message} ({ctx.command_path} --help lists what there is)\n")
+    _end(message, ctx)
+
+
+def _end(message: str, ctx: Any) -> NoReturn:
+    """Says in one line what is wrong with the words of a command, and ends it with exit code 2."""
+    shown = printable(shorten(message, LONGEST))
+    sys.stderr.write(f"sinkscope: error: {shown} ({ctx.command_path} --help lists what there is)\n")
     raise SystemExit(2)
+
+
+def _empty_path(command: Any, ctx: Any, words: Sequence[str]) -> str | None:
+    """Says which path, or which argument, is an empty text, as an unset variable of a shell leaves it: Python would
+    take it for the working folder. None where none is. What stands behind -- is a program's own."""
+    words = words[: words.index("--") if "--" in words else None]
+    if not any(word == "" or word.endswith("=") for word in words):
+        return None
+    kinds = inspect.signature(command.callback, eval_str=True).parameters
+    options = {
+        name: parameter
+        for parameter in command.get_params(ctx)
+        if parameter.param_type_name == "option" and not parameter.is_flag
+        for name in parameter.opts
+    }
+    for before, word in zip(["", *words], words, strict=False):
+        name = before if word == "" else word.removesuffix("=")
+        if word == "" and name not in options:
+            return "an argument is empty: a name or a path is needed"
+        given = options.get(name) if word == "" or name != word else None
+        if given is not None and given.name in kinds and _is_path(kinds[given.name].annotation):
+            return f"{name} '': a path is needed"
+    return None
+
+
+def _is_path(kind: Any) -> bool:
+    """Whether a type is that of paths, as in Annotated[list[Path] | None, ...]."""
+    return kind is Path or any(map(_is_path, get_args(kind)))
 
 
 def _value_of(names: Sequence[str], words: Sequence[str], read: Callable[[str], float]) -> str | None:

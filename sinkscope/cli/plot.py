@@ -108,8 +108,7 @@ def plot(
     if figure == PROFILE and many and domain is not None:
         raise SinkscopeError("--domain belongs to figures of one run: a profile of several runs draws all their texts")
     check_writable(out)
-    which = ""
-    style = Style(out.suffix.lower().lstrip("."), size, title)
+    which, style = "", style_of(out, size, title)
     if figure == "trajectory":
         content, caption = trajectory(run, style)
     elif figure == "attention":
@@ -135,6 +134,18 @@ class Style:
     form: str
     size: str
     title: str | None
+
+
+def style_of(out: Path, size: str, title: str | None) -> Style:
+    """How a figure is written to a file. Raises SinkscopeError, before a model is loaded, for an extension or a size of
+    no figure."""
+    from sinkscope.present.figures.canvas import FORMATS, check_style
+
+    form = out.suffix.lower().lstrip(".")
+    if not form:
+        raise SinkscopeError(f"--out {out}: the extension says how the figure is written; give .{', .'.join(FORMATS)}")
+    check_style(form, size)
+    return Style(form, size, title)
 
 
 def of_which(run: Run, domain: str | None) -> str:

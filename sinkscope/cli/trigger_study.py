@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sinkscope.cli.common import resumable, say
+from sinkscope.errors import SinkscopeError
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only: no progress, no summary.")]
 Model = Annotated[str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")]
@@ -59,11 +60,12 @@ def explicit(
     length: Annotated[int, typer.Option(help="Positions L up to which the softmax solution keeps --error.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed that draws the constant.")] = 0,
     error: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Largest absolute error of the softmax solution, on any input of at most --length positions."
+            help="Largest absolute error of the softmax solution, on any input of at most --length positions. "
+            "[default: 0.001]"
         ),
-    ] = 1e-3,
+    ] = None,
 ) -> None:
     """Write a solution of the task in closed form, without training, as a folder that `sinkscope scan` reads.
 
@@ -72,10 +74,12 @@ def explicit(
     Example: sinkscope trigger explicit runs/explicit-softmax --attention softmax --error 1e-4
     """
     from sinkscope.trigger.evaluation import evaluate as measure
-    from sinkscope.trigger.explicit import write_explicit
+    from sinkscope.trigger.explicit import ERROR, write_explicit
     from sinkscope.trigger.screen import render_explicit
 
-    model = write_explicit(out, attention, heads, default, dim, length, seed, error)
+    if error is not None and attention == "relu":
+        raise SinkscopeError("--error goes with --attention softmax: the solutions with ReLU are exact")
+    model = write_explicit(out, attention, heads, default, dim, length, seed, ERROR if error is None else error)
     sys.stdout.write(render_explicit(model.config.training, measure(model, seed).error, out))
 
 

@@ -185,7 +185,9 @@ def make_request(**settings: Any) -> Request:
 
     A setting that asks a question too, such as `first`, adds it to the measurements.
     """
-    measures = settings.get("measures", ())
+    name, measures = settings.get("name"), settings.get("measures", ())
+    if isinstance(name, str) and not name.strip():
+        raise SinkscopeError(f"--name {name!r}: a name that a table can show is needed")
     also = [question.name for question in QUESTIONS.values() if any(settings.get(name) for name in question.asked_by)]
     if also:
         settings["measures"] = (*questions_asked(measures), *also)
@@ -193,8 +195,8 @@ def make_request(**settings: Any) -> Request:
         made = Request(**settings)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "the request"
-        raise SinkscopeError(f"{name}: {first['msg']}") from None
+        field = str(first["loc"][0]) if first["loc"] else "the request"
+        raise SinkscopeError(f"{field}: {first['msg']}") from None
     made._optional = asked_by_all(measures) - {*also}
     return made
 

@@ -81,7 +81,7 @@ def test_a_name_that_no_path_can_have(refused: Refused) -> None:
 
 
 def test_empty_name(refused: Refused) -> None:
-    assert refused("").startswith("no such model")
+    assert refused("").startswith("an argument is empty: a name or a path is needed")
 
 
 def test_unknown_example(refused: Refused) -> None:

@@ -82,11 +82,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 def test_a_folder_with_other_things_is_left_alone(
     explicit_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty --out is the current folder, as of a variable that is not set."""
     monkeypatch.setattr("sinkscope.cli.claims._put", lambda *_: pytest.fail("it was measured"))
     (tmp_path / "thesis.tex").touch()
     monkeypatch.chdir(tmp_path)
-    for out, force in (("", ()), (tmp_path, ("--force",))):
+    for out, force in ((".", ()), (tmp_path, ("--force",))):
         done = claims(explicit_models / "one", *TASK, *FEW, "--out", out, *force)
         assert done.exit_code == 2, done.output
         (line,) = done.stderr.splitlines()

@@ -45,6 +45,13 @@ def inches(size: str, ratio: float) -> tuple[float, float]:
     return WIDTHS[size], WIDTHS[size] * ratio
 
 
+def check_style(form: str, size: str) -> None:
+    """Raises SinkscopeError, before what takes long, for a format or a size of no figure."""
+    if form not in FORMATS:
+        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}{did_you_mean(form, FORMATS)}")
+    inches(size, 1)
+
+
 def retitle(canvas: Figure, title: str | None) -> None:
     """Puts `title` in the place of the figure's own; `none` leaves it without one, None leaves it as it is.
 
@@ -103,8 +110,7 @@ def drawn(
     as it does where it makes room for a legend. Raises SinkscopeError for an unknown form, and where matplotlib is not
     installed.
     """
-    if form not in FORMATS:
-        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}")
+    check_style(form, "column")
     try:
         import matplotlib
         from matplotlib.figure import Figure
