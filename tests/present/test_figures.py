@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from sinkscope.present.figures import arms as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS, plain_axis
 from sinkscope.present.figures.maps import _shown as beside
 from sinkscope.present.figures.maps import draw_attention
+from sinkscope.present.figures.profiles import draw_profiles
 from sinkscope.present.figures.run import _heatmap, draw, draw_on
 from sinkscope.present.figures.several import caption
 from sinkscope.present.html.report import render_report
@@ -137,6 +139,31 @@ def test_weights_beyond_shares_are_drawn_whole(weight: float) -> None:
     axes = draw_on(canvas.subplots(), run, "scatter")
     left, right = axes.get_xlim()
     assert left < weight < right
+
+
+@pytest.mark.parametrize(
+    ("figure", "table", "column", "place"),
+    [
+        ("scatter", "heads", "bos_mass", "head 1.2"), ("scatter", "heads", "honor", "head 1.2"),
+        ("profile", "layers", "norm_ratio", "layer 1"), ("profile", "layers", "cos_first_residual_sem", "layer 1"),
+        ("length", "length_curve", "sink_score", "head 1.2"),
+    ],
+)  # fmt: skip
+def test_an_infinite_value_is_named_where_an_axis_would_show_it(
+    figure: str, table: str, column: str, place: str
+) -> None:
+    """matplotlib failed in words of its own: `Axis limits cannot be NaN or Inf`."""
+    run = scanned()
+    rows = getattr(run, table).copy()
+    there = (rows["layer"] == 1) & (rows["head"] == 2 if "head" in rows else True)
+    rows.loc[there, column] = np.inf
+    run = replace(run, **{table: rows})
+    told = f"^--figure {figure}: {column} of {place} is infinite, and no axis shows that$"
+    with pytest.raises(SinkscopeError, match=told):
+        draw(run, figure, "svg")
+    if figure == "profile":
+        with pytest.raises(SinkscopeError, match=told):
+            draw_profiles([run, scanned()], "svg")
 
 
 @pytest.mark.parametrize("figure", slow_but(["profile", "scatter"], "scatter"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.text import cut_in_the_middle, printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -48,8 +51,20 @@ def inches(size: str, ratio: float) -> tuple[float, float]:
 def check_style(form: str, size: str) -> None:
     """Raises SinkscopeError, before what takes long, for a format or a size of no figure."""
     if form not in FORMATS:
-        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}{did_you_mean(form, FORMATS)}")
+        near = did_you_mean(form, FORMATS)
+        raise SinkscopeError(f"a figure is written as .{', .'.join(FORMATS)}, not {form!r}{near}")
     inches(size, 1)
+
+
+def need_finite(rows: pd.DataFrame, columns: Sequence[str], figure: str) -> None:
+    """Raises SinkscopeError where one of the columns holds an infinite value, as a ratio with a denominator of 0 is: no
+    axis shows it, and matplotlib fails in words of its own."""
+    for name in (name for name in columns if name in rows):
+        infinite = rows[np.isinf(rows[name].to_numpy(float))]
+        if len(infinite):
+            row = infinite.iloc[0]
+            place = f"head {row['layer']}.{row['head']}" if "head" in rows else f"layer {row['layer']}"
+            raise SinkscopeError(f"--figure {figure}: {name} of {place} is infinite, and no axis shows that")
 
 
 def retitle(canvas: Figure, title: str | None) -> None:

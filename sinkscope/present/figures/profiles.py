@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sinkscope.comparison.levels import relative_depths
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.colors import LINES
-from sinkscope.present.figures.canvas import drawn, fitting, headline, inches, plain_axis
+from sinkscope.present.figures.canvas import drawn, fitting, headline, inches, need_finite, plain_axis
 from sinkscope.present.figures.several import Series, all_series, by_layer, common, measured
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import run_id, sentence
@@ -69,6 +69,7 @@ def _panel(axes: Axes, name: str, series: Sequence[Series], over_depth: bool) ->
     looks = cycle([(color, style) for style in STYLES for color in LINES])
     for line, (color, style) in zip(series, looks, strict=False):
         rows = line.rows("layers")
+        need_finite(rows, (name, f"{name}_sem"), "profile")
         x: Any = relative_depths(len(rows)) if over_depth else rows["layer"]
         axes.plot(
             x, rows[name], color=color, linestyle=style, marker="o", markersize=1.5, linewidth=1, label=line.label

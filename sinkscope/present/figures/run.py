@@ -11,7 +11,7 @@ import numpy as np
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.colors import DIVERGING, LINES, MAP
 from sinkscope.present.figures import SINGLE
-from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches, plain_axis
+from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches, need_finite, plain_axis
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import printable, run_id
 from sinkscope.runs.catalogue import elsewhere, find_column
@@ -219,6 +219,7 @@ def _measured(run: Run, rows: pd.DataFrame) -> str:
 
 def _profile(canvas: Figure, run: Run) -> None:
     rows = _first(run.layers)
+    need_finite(rows, [*PROFILES, *(f"{name}_sem" for name in PROFILES)], "profile")
     panels = canvas.subplots(len(PROFILES), 1, sharex=True)
     for axes, name, color in zip(panels, PROFILES, LINES, strict=False):
         _band(axes, rows["layer"], rows[name], rows.get(f"{name}_sem"), color, None)
@@ -246,6 +247,7 @@ def _length(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     """alpha_0 over the first n tokens: curves over n; where the run has one length, the heads beside each other."""
     curve = _first(run.length_curve)
     heads = _first(run.heads).sort_values("sink_score", ascending=False, kind="stable")
+    need_finite(curve, ("sink_score", "sink_score_sem"), "length")
     given, axes = axes is not None, axes or canvas.subplots()
     lengths = np.sort(curve["length"].unique())
     several = len(lengths) > 1
@@ -322,6 +324,7 @@ def _uniform(run: Run, heads: pd.DataFrame, lengths: np.ndarray) -> np.ndarray |
 
 def _scatter(canvas: Any, run: Run, axes: Axes | None = None) -> None:
     rows = _first(run.heads)
+    need_finite(rows, ("bos_mass", "honor"), "scatter")
     axes = axes or canvas.subplots()
     points = axes.scatter(rows["bos_mass"], rows["honor"], c=rows["layer"], cmap=MAP, s=8, linewidths=0)
     dormant = rows[rows["dormant"].fillna(False).astype(bool)]
