@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.paper.format import FORMATS, Format, format_of_file
 from sinkscope.runs.folder import write_file
+
+if TYPE_CHECKING:
+    from sinkscope.runs.selections import SelectedWords
 
 DEFAULT = "markdown"
 STREAMING, DUO = "streaming", "duo"
@@ -56,8 +59,8 @@ def export(
     min_rate: Annotated[
         float | None,
         typer.Option(
-            help="For --tokens: list tokens that are sinks in at least this share of their occurrences beyond position "
-            "0. 0 lists every token that is a sink there. [default: 0.5]"
+            help="For --tokens: list a token if it is what is asked for in at least this share of its occurrences "
+            "beyond position 0; with 0, in any of them. [default: 0.5]"
         ),
     ] = None,
     domain: Annotated[
@@ -188,7 +191,7 @@ def list_of(
     may have other vocabularies."""
     from sinkscope.runs.run import load_run
     from sinkscope.runs.schema.base import to_json
-    from sinkscope.runs.selections import MIN_RATE, SELECTIONS, described_heads, selected_tokens
+    from sinkscope.runs.selections import MIN_RATE, SELECTIONS, WORDS, described_heads, selected_tokens
 
     if heads is not None:
         check_choice("--heads", heads, [*SELECTIONS, STREAMING])
@@ -211,13 +214,14 @@ def list_of(
             f"--format {IDS}: the run has the streams {', '.join(selected)}; write JSON, without --format"
         )
     (only,) = selected.values()
+    words = WORDS[str(tokens)]
     if apart := len(only["ids_at_position_0_only"]):
-        say(f"left out: {_sinks(apart)} at position 0 only; without --format, the JSON has them")
+        say(f"left out: {_counted(apart, words)} at position 0 only; without --format, the JSON has them")
     if rare := len(only["ids_below_min_rate"]):
         of = f"{least:.4g} of {'its' if rare == 1 else 'their'} occurrences"
-        say(f"left out: {_sinks(rare)} in fewer than {of}; --min-rate 0 lists them")
+        say(f"left out: {_counted(rare, words)} in fewer than {of}; --min-rate 0 lists them")
     return "".join(f"{token}\n" for token in only["ids"])
 
 
-def _sinks(count: int) -> str:
-    return "1 token that was a sink" if count == 1 else f"{count} tokens that were sinks"
+def _counted(count: int, words: SelectedWords) -> str:
+    return f"1 token that {words.one}" if count == 1 else f"{count} tokens that {words.several}"

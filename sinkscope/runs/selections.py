@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,31 @@ def described_heads(run: Run, selection: str) -> dict[str, Any]:
 KINDS = {"sink": "attention", "state": "state", "massive": "massive"}
 """The kind of row of tokens.csv, by selection."""
 
+
+@dataclass(frozen=True)
+class SelectedWords:
+    """What a sentence says of the tokens of a selection: of one and of several that are listed, and of one where it is
+    not listed, and where it is."""
+
+    one: str
+    several: str
+    never: str
+    ever: str
+
+
+WORDS = {
+    "sink": SelectedWords("was a sink", "were sinks", "is no sink", "is a sink"),
+    "state": SelectedWords(
+        "had a state like the first token's", "had states like the first token's",
+        "has no state like the first token's", "has a state like the first token's",
+    ),
+    "massive": SelectedWords(
+        "held a massive activation", "held massive activations", "holds no massive activation",
+        "holds a massive activation",
+    ),
+}  # fmt: skip
+"""By selection."""
+
 FIELDS = (
     "domain", "token", "id", "region", "first", "occurrences", "sinks", "rate", "heads", "first_layer", "last_layer",
 )  # fmt: skip
@@ -165,7 +191,7 @@ def selected_tokens(
         later = rows[~first].dropna(subset="id").groupby("id", sort=False)[["sinks", "occurrences"]].sum()
         often = later["sinks"] >= min_rate * later["occurrences"]
         if min_rate > 0 and domain is None and "domain" in rows:
-            _need_counts(run, rows[~first & rows["id"].isin(later.index[often])], str(stream))
+            _need_counts(run, rows[~first & rows["id"].isin(later.index[often])], str(stream), WORDS[selection])
         at_first = rows["id"][first].dropna().drop_duplicates()
         by_stream[str(stream)] = {
             "min_rate": min_rate, "ids": _ids(later.index[often]), "ids_below_min_rate": _ids(later.index[~often]),
@@ -175,16 +201,16 @@ def selected_tokens(
     return by_stream
 
 
-def _need_counts(run: Run, rows: pd.DataFrame, stream: str) -> None:
+def _need_counts(run: Run, rows: pd.DataFrame, stream: str, words: SelectedWords) -> None:
     """Raises SinkscopeError where a domain has no row of one of these tokens: it may occur there without being a sink,
     and then its rate over all domains is lower than its rows tell."""
     everywhere = set(run.heads["domain"][run.heads["stream"] == stream])
     for token, own in rows.groupby("id", sort=False):
         if lacking := sorted(everywhere - set(own["domain"])):
             raise SinkscopeError(
-                f"the run does not tell the rate of token {token} over its {len(everywhere)} datasets: it is no sink "
-                f"in {lacking[0]}, where tokens.csv does not count it; --domain NAME takes one dataset, --min-rate 0 "
-                "every token that is a sink"
+                f"the run does not tell the rate of token {token} over its {len(everywhere)} datasets: it "
+                f"{words.never} in {lacking[0]}, where tokens.csv does not count it; --domain NAME takes one dataset, "
+                f"--min-rate 0 every token that {words.ever}"
             )
 
 

@@ -169,6 +169,27 @@ def test_ids_for_quantisers_are_sinks_wherever_they_stand(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("selection", "kind", "one", "several"),
+    [
+        ("massive", "massive", "1 token that held a massive activation", "2 tokens that held massive activations"),
+        ("state", "state", "1 token that had a state like the first token's", "2 tokens that had states like the"),
+    ],
+)
+def test_ids_of_other_kinds_are_not_called_sinks(
+    selection: str, kind: str, one: str, several: str, tmp_path: Path
+) -> None:
+    run = scanned()
+    rows = [{"first": True, "id": 8}, {}, {"id": 9, "sinks": 1}]
+    run.tokens = with_tokens(*({"kind": kind} | row for row in rows)).tokens
+    run.save(tmp_path / "run")
+    words = ["export", str(tmp_path / "run"), "--tokens", selection, "--format", "ids"]
+    told = CliRunner().invoke(app, words).stderr
+    assert f"left out: {one} at position 0 only" in told
+    assert f"left out: {several}" in told
+    assert "sinks" not in told
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--tokens", "sink"), "holds no tokens.csv: an older sinkscope wrote it; scan it again"),
