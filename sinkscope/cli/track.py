@@ -13,7 +13,7 @@ from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, LOADED, WRITTEN
 from sinkscope.cli.options import TextScan, with_options
 from sinkscope.cli.scan_job import ScanJob
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,8 @@ def standing_runs(out: Path, without: set[int]) -> dict[int, Run]:
 def scan_steps(
     job: ScanJob, steps: list[Step], out: Path, standing: dict[int, Run]
 ) -> tuple[dict[int, Run], list[Step]]:
-    """Scans every step into its own folder; returns the runs by step, and the steps that failed.
+    """Scans every step into its own folder; returns the runs by step, and the steps that failed. What fails in the same
+    way in several is said once.
 
     `standing`: the runs of other steps. Raises SinkscopeError once a step is scanned that cannot stand in one table
     with them and those before it.
@@ -120,7 +121,8 @@ def scan_steps(
     from sinkscope.runs.run import load_run
 
     runs: dict[int, Run] = {}
-    failed = []
+    failed: list[Step] = []
+    told: set[str] = set()
     for place, step in enumerate(steps, 1):
         request = job.request.model_copy(update={"revision": step.revision})
         step_job = replace(job, what=f"{step.shown} ({place} of {len(steps)})", request=request)
@@ -130,7 +132,10 @@ def scan_steps(
         except typer.Exit:  # Ctrl-C; typer derives Exit from RuntimeError
             raise
         except Exception as error:  # whatever it is, the other steps are still scanned
-            say_of(step.shown, error)
+            reason = in_one_line(error).replace(step.model, "")  # --seq-len is too long for all of them, and so on
+            if reason not in told:
+                say_of(step.shown, error)
+            told.add(reason)
             failed.append(step)
         else:
             check_alike(standing | runs)

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 import sinkscope
 from sinkscope.cli import app
+from sinkscope.cli.scan_job import ScanJob
+from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.training.trajectory import Step, emergence, steps_of, tables
 from sinkscope.present.terminal.trajectory import render_trajectory
 from sinkscope.runs.catalogue import table_columns
@@ -244,6 +246,24 @@ def test_a_step_that_fails_does_not_stop_the_rest(checkpoints: list[Path], tmp_p
     assert len(json.loads(result.stdout)) == 8
     assert "1 of 4 steps failed" in result.stderr
     assert sorted(set(pd.read_csv(tmp_path / "out/trajectory.csv")["step"])) == [0, 20, 100]
+
+
+def test_what_fails_alike_in_several_steps_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a line for each of a hundred steps."""
+
+    def scan(self: ScanJob, model: str, target: Path) -> None:
+        why = "the file is damaged" if model.endswith("9") else "--seq-len 99999 exceeds the 64 positions"
+        raise SinkscopeError(f"{why} of {model}")
+
+    monkeypatch.setattr(ScanJob, "scan", scan)
+    steps = [tmp_path / f"checkpoint-{step}" for step in (1, 2, 3, 9)]
+    result = track(steps, tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        f"sinkscope: error: --seq-len 99999 exceeds the 64 positions of {steps[0]}",
+        f"sinkscope: error: the file is damaged of {steps[3]}",
+        "sinkscope: error: none of the 4 steps could be scanned",
+    ]
 
 
 @pytest.mark.slow
