@@ -26,6 +26,7 @@ from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.stages import Stages
+from sinkscope.metrics.extension import refuse_left_out
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.questions import declared_options
 from sinkscope.runs.request import Request
@@ -174,6 +175,8 @@ def scan_request(
     and SinkscopeError where the request's data were handed over in Python and are no longer there.
     """
     started, report = time.perf_counter(), Stages(progress or (lambda *_: None))
+    if strict:
+        processes.run(refuse_left_out)
     model = request.model if model is None else model
     with alone(f"a scan of {request.model}"), COMPILATION.told(report.compiling), ExitStack() as ended:
         declared, options = processes.run(partial(checked, request, metrics, model, processes, not resume))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +17,10 @@ from sinkscope.lookup import Lookup
 from sinkscope.metrics.guests import as_guests, one_line, printed_to_stderr
 from sinkscope.metrics.registry import ALWAYS, Metric, MetricSet, declared, registered
 
-INSTALLED: Lookup[Any] = Lookup("the metrics", group="sinkscope.metrics")
+INSTALLED: Lookup[Any] = Lookup(
+    "the metrics", group="sinkscope.metrics",
+    lacks=lambda name, thing: None if _metrics_of(thing) else "a metric, and holds none",
+)  # fmt: skip
 """What packages bring: entry points of the group, whose objects are decorated functions or modules that hold some."""
 
 KEYS = ("domain", "stream", "layer", "head", "heads", "kv_group", "module", "kind", "sequence", "document")
@@ -30,24 +34,51 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
         given: decorated functions, and paths of Python files that contain decorated functions.
         reserved: further column names that no metric may take.
 
-    Raises SinkscopeError for a file that cannot be run, a function that is no metric, and a name that another metric or
-    column has already.
+    A warning names what a package brings and a scan cannot measure: nobody asked for it, and no other column is another
+    one without it. Raises SinkscopeError for a file that cannot be run, a function that is no metric, and a name that
+    another metric or column has already.
     """
+    built_in, shipped = registered(), registered(shipped=True)
     metrics: list[Metric] = []
-    for function in [*installed(), *_functions(given)]:
+
+    def added(functions: Iterable[Any]) -> list[Metric]:
+        found = [*metrics, *_new_metrics(functions, metrics, built_in)]
+        _check_names([*_foreign(built_in, shipped), *found], shipped, reserved)
+        return found
+
+    for name in filter(INSTALLED.loads, INSTALLED):
+        try:
+            metrics = added(_metrics_of(INSTALLED[name]))
+        except SinkscopeError as error:
+            owners = " and ".join(INSTALLED.owners(name))
+            warnings.warn(f"{INSTALLED.what} {name} of {owners}: {error}; they are left out", stacklevel=2)
+    return built_in.extended(as_guests(added(_functions(given))))
+
+
+def refuse_left_out() -> None:
+    """Raises SinkscopeError for the first package whose metrics do not load, as a strict scan needs it."""
+    for name in INSTALLED:
+        try:
+            INSTALLED[name]
+        except SinkscopeError as error:
+            raise SinkscopeError(f"--strict: {error}") from None
+
+
+def _new_metrics(functions: Iterable[Any], before: Sequence[Metric], built_in: MetricSet) -> list[Metric]:
+    """The metrics that functions declare and that are neither sinkscope's own nor among those before. Raises
+    SinkscopeError for a function that declares none, and for a column of a table that only a question writes."""
+    found: list[Metric] = []
+    for function in functions:
         declarations = declared(function)
         if not declarations:
             name = getattr(function, "__name__", None) or repr(function)
             raise SinkscopeError(f"{name} is no metric: put @sinkscope.head_metric or @sinkscope.layer_metric above it")
-        metrics += [metric for metric in declarations if all(metric is not earlier for earlier in metrics)]
-    built_in = registered()
-    metrics = [metric for metric in metrics if built_in.tables.get(metric.table, {}).get(metric.name) is not metric]
-    stray = next((metric for metric in metrics if metric.table not in ALWAYS), None)
+        found += [metric for metric in declarations if all(metric is not earlier for earlier in (*before, *found))]
+    found = [metric for metric in found if built_in.tables.get(metric.table, {}).get(metric.name) is not metric]
+    stray = next((metric for metric in found if metric.table not in ALWAYS), None)
     if stray is not None:
         raise SinkscopeError(f"metric {stray.name}: only a question adds columns to {stray.table}; use @head_metric")
-    shipped = registered(shipped=True)
-    _check_names([*_foreign(built_in, shipped), *metrics], shipped, reserved)
-    return built_in.extended(as_guests(metrics))
+    return found
 
 
 def functions_in(path: str | Path) -> list[Callable[..., Any]]:
@@ -77,19 +108,6 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
         )
     return functions
 
-
-def installed() -> list[Callable[..., Any]]:
-    """The metrics of installed packages (entry points of `sinkscope.metrics`). Raises SinkscopeError where one does not
-    load, or declares none."""
-    functions: list[Callable[..., Any]] = []
-    for name, loaded in INSTALLED.items():
-        added = [loaded] if declared(loaded) else _functions_of(loaded)
-        if not added:
-            raise SinkscopeError(
-                f"{INSTALLED.what} {name}: {' and '.join(INSTALLED.owners(name))} declares no metric there"
-            )
-        functions += added
-    return functions
 
 
 def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:
@@ -144,6 +162,11 @@ def _functions(given: Iterable[Any]) -> list[Any]:
             read.add(Path(source).resolve())
             functions += functions_in(source)
     return functions
+
+
+def _metrics_of(thing: Any) -> list[Callable[..., Any]]:
+    """The functions that what a package brings declares as metrics: itself, or those that it holds."""
+    return [thing] if declared(thing) else _functions_of(thing)
 
 
 def _functions_of(module: object) -> list[Callable[..., Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -78,13 +79,26 @@ class Unread(InputKind):
         return False
 
 
-@pytest.mark.parametrize(("kind", "said"), [("Unread", "not complete"), ("wanted", "not a subclass of InputKind")])
-def test_a_package_s_kind_that_is_none_is_refused(kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("mine", f"{__name__}:{kind}", INPUT_KINDS.group)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (f"{__name__}:Unread", "is not complete"), (f"{__name__}:wanted", "is not a subclass of InputKind"),
+        ("absent_module:Kind", "does not load: No module named 'absent_module'"),
+    ],
+)  # fmt: skip
+def test_a_package_s_kind_that_is_none_is_named_and_left_out(
+    kind: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It ended every scan. What sinkscope itself reads is read as ever; what it does not read is refused."""
+    monkeypatch.syspath_prepend(str(tmp_path))  # a warning is given once for each path
+    entry = EntryPoint("mine", kind, str(INPUT_KINDS.group))
     installed = {INPUT_KINDS.group: {"mine": [entry]}}
     monkeypatch.setattr("sinkscope.lookup._entries", lambda group, paths: installed.get(group, {}))
-    with pytest.raises(SinkscopeError, match=f"^kind of input mine: .* is {said}"):
-        check_asked(wanted(specs=("prose",)))
+    with pytest.warns(UserWarning, match=f"^kind of input mine: .* {said}.*; it is left out$"):
+        assert kind_asked_for(wanted(specs=("prose",))).name == "text"
+    check_asked(wanted(specs=("prose",)))
+    with pytest.raises(SinkscopeError, match="a SPEC, a list of them, or token ids"):
+        check_asked(wanted(given={"bytes": [b"some bytes"]}))
 
 
 def failing(at: str) -> type[InputKind]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.cli import app
 from sinkscope.engine.launch import Processes
 from sinkscope.metrics import METRICS, registered
-from sinkscope.metrics.extension import code_sha256, definitions, functions_in
+from sinkscope.metrics.extension import code_sha256, definitions, functions_in, refuse_left_out
 from sinkscope.metrics.registry import formula_of, measured_metric, register
 from sinkscope.tables.columns import metric_set
 
@@ -250,16 +251,42 @@ def test_an_installed_package_brings_metrics(
         ("1 / 0", "the metrics x: outside does not load: division by zero"),
         ("raise ValueError", "the metrics x: outside does not load: it gives no reason"),
         ("import sys; sys.exit(0)", "the metrics x: outside does not load: 0"),
-        ("", "the metrics x: outside declares no metric there"),
+        ("", "the metrics x: outside's outside is not a metric, and holds none"),
     ],
 )
-def test_an_installed_package_that_brings_none_is_named(
+def test_an_installed_package_that_brings_none_is_named_and_left_out(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It ended every scan, though nobody had asked for its metrics."""
+    before = metric_set()
     install(tmp_path, "outside", monkeypatch, "outside", text)
-    with pytest.raises(SinkscopeError) as caught:
-        metric_set()
-    assert str(caught.value) == message
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}; it is left out$"):
+        found = metric_set()
+    for table in ("heads", "layers"):
+        assert found.names(table) == before.names(table)
+    assert metric_set().names("heads") == before.names("heads"), "told once"
+    with pytest.raises(SinkscopeError, match=f"^--strict: {re.escape(message)}$"):
+        refuse_left_out()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("def theirs(", "def bos_mass(", "metric bos_mass: the column name bos_mass is taken"),
+        ("theirs_of_a_layer(", "theirs(", "metric theirs: the column name theirs is taken"),
+    ],
+)
+def test_a_package_whose_names_are_taken_is_left_out(
+    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = metric_set()
+    text = PACKAGE.replace(old, new).replace("\nnothing", "\nkept = theirs\nnothing" if "layer" in old else "\nnothing")
+    install(tmp_path, "outside", monkeypatch, "outside", text)
+    told = f"^the metrics x of outside: {message}; give the function another name; they are left out$"
+    with pytest.warns(UserWarning, match=told):
+        found = metric_set([declared_as("mine")])
+    assert found.names("heads") == (*before.names("heads"), "mine")
+    assert found.names("layers") == before.names("layers")
 
 
 @pytest.mark.parametrize("entry", ["nothing", "theirs.__name__", "nothing.upper"])
@@ -268,14 +295,14 @@ def test_what_an_installed_package_gives_for_a_metric_may_be_anything(
 ) -> None:
     """A text, a number or a builtin has no __dict__ to look for metrics in."""
     install(tmp_path, "outside", monkeypatch, f"outside:{entry}")
-    with pytest.raises(SinkscopeError, match=r"^the metrics x: outside declares no metric there$"):
+    with pytest.warns(UserWarning, match=r"^the metrics x: outside's .* is not a metric, and holds none; it is left"):
         metric_set()
 
 
 def test_two_packages_with_one_name_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "first_one", monkeypatch, "first_one:theirs")
     install(tmp_path, "second_one", monkeypatch, "second_one:theirs")
-    with pytest.raises(SinkscopeError, match=r"^the metrics x: declared by (first|second)_one and by .*; keep one"):
+    with pytest.warns(UserWarning, match=r"^the metrics x: declared by (first|second)_one and by .*; keep one"):
         metric_set()
 
 

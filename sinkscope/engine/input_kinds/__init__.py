@@ -43,7 +43,9 @@ INPUT_KINDS: Lookup[type[InputKind]] = Lookup(
 
 
 def _first(claims: Callable[[type[InputKind]], bool]) -> type[InputKind]:
-    for name in sorted(INPUT_KINDS, key=INPUT_KINDS.ships):
+    """The first kind that claims it. A warning names a package's kind that does not load: what sinkscope itself reads,
+    it reads as ever, and what only that kind would read, the last kinds refuse."""
+    for name in sorted(filter(INPUT_KINDS.loads, INPUT_KINDS), key=INPUT_KINDS.ships):
         kind = INPUT_KINDS[name]
         with INPUT_KINDS.blaming(name):
             if claims(kind):
@@ -73,5 +75,5 @@ def claim(request: Request, checkpoint: Checkpoint) -> InputKind:
 
 def blaming(kind: type[InputKind]) -> AbstractContextManager[None]:
     """Within the block, another package's kind that fails is named, with its package (`Lookup.blaming`)."""
-    name = next((name for name in INPUT_KINDS if INPUT_KINDS[name] is kind), None)
+    name = next((name for name in filter(INPUT_KINDS.loads, INPUT_KINDS) if INPUT_KINDS[name] is kind), None)
     return nullcontext() if name is None else INPUT_KINDS.blaming(name)
