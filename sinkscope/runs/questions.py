@@ -39,6 +39,8 @@ from sinkscope.runs.schema.tables import TABLES
 
 ALL = "all"
 LAST = 1000
+FIGURES = ("heatmap", "profile", "length", "scatter", "attention", "gallery", "trajectory")
+"""The figures of `sinkscope plot` that are no question's: no question may have one of these names."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ def _wrong_name(question: Question) -> str | None:
     own = [QUESTIONS[name] for name in QUESTIONS.built_in]
     taken = {*TABLES, *(table.name for each in own for table in each.tables)} & {*tables}
     taken |= {option.name for each in own for option in each.options} & {*options}
+    taken |= {*FIGURES, *(name for each in own for name in each.figures)} & {*question.figures}
     return f"a Question with names of its own: sinkscope has {', '.join(sorted(taken))}" if taken else None
 
 

@@ -28,6 +28,7 @@ from sinkscope.present.figures.several import all_series, by_layer, draw_several
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
 from sinkscope.questions.smoothing.figure import paint_costs
 from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected
+from sinkscope.runs.questions import FIGURES
 from sinkscope.runs.run import Run, load_run
 from sinkscope.runs.schema.manifest import FirstToken
 from sinkscope.runs.schema.site import Kind
@@ -485,6 +486,7 @@ def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
 def test_every_figure_has_its_place_in_the_command() -> None:
     assert {*table_figures(), "gallery", "trajectory"} == set(SEVERAL)
     assert not set(SEVERAL) & set(SINGLE)
+    assert set(FIGURES) == {*SEVERAL, *SINGLE} - set(table_figures()), "no question may take one of these names"
     assert {each.figure for each in PLAN} == {*table_figures(), "gallery"}
     assert len({each.stem for each in PLAN}) == len(PLAN)
     numbers = {number for each in PLAN for number in each.numbers.split(", ") if number}

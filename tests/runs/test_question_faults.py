@@ -70,6 +70,8 @@ def test_one_that_takes_a_name_of_sinkscopes_is_no_reason_to_leave_that_out(inst
         ({"tables": (replace(SOUND.tables[0], name="heads"),)}, "with names of its own: sinkscope has heads"),
         ({"tables": (replace(SOUND.tables[0], name="switch"),)}, "with names of its own: sinkscope has switch"),
         ({"tables": (replace(SOUND.tables[0], name="../x"),)}, "of plain names: '../x' is none"),
+        ({"figures": ("heatmap",)}, "with names of its own: sinkscope has heatmap"),
+        ({"figures": ("steady", "switch")}, "with names of its own: sinkscope has switch"),
         ({"name": "m ine"}, "of plain names: 'm ine' is none"), ({"name": "all"}, "of plain names: 'all' is none"),
     ],
 )  # fmt: skip
