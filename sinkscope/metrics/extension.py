@@ -39,11 +39,13 @@ def with_own_metrics(given: Iterable[Any], reserved: Collection[str] = ()) -> Me
     another metric or column has already.
     """
     built_in, shipped = registered(), registered(shipped=True)
+    foreign = _foreign(built_in, shipped)
+    _check_names(foreign, shipped, reserved)
     metrics: list[Metric] = []
 
     def added(functions: Iterable[Any]) -> list[Metric]:
         found = [*metrics, *_new_metrics(functions, metrics, built_in)]
-        _check_names([*_foreign(built_in, shipped), *found], shipped, reserved)
+        _check_names([*foreign, *found], shipped, reserved)
         return found
 
     for name in filter(INSTALLED.loads, INSTALLED):
@@ -107,7 +109,6 @@ def functions_in(path: str | Path) -> list[Callable[..., Any]]:
             f"--metrics {path}: the file declares no metric; put @sinkscope.head_metric above a function"
         )
     return functions
-
 
 
 def definitions(metrics: MetricSet) -> dict[str, dict[str, Any]]:

@@ -54,6 +54,10 @@ def screen_width() -> int:
     return min(WIDTH, terminal_width())
 
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""A blank at which `wrapped` breaks no line; it writes an ordinary one there."""
+
+
 def wrapped(text: str, width: int | None = None, first: str = "", rest: str | None = None) -> list[str]:
     """Lines of at most `width` characters (None: `screen_width`), the first behind `first` and the others behind `rest`
     (None: as the first).
@@ -61,7 +65,7 @@ def wrapped(text: str, width: int | None = None, first: str = "", rest: str | No
     A word, such as a path or an option, is never cut, at a hyphen neither; it may make its line longer. Nor does a line
     begin with the unit of a number.
     """
-    joined = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    joined = _BEFORE_UNIT.sub(NO_BREAK, text)
     lines = textwrap.wrap(
         joined,
         screen_width() if width is None else width,
@@ -70,7 +74,7 @@ def wrapped(text: str, width: int | None = None, first: str = "", rest: str | No
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [no_command(line.replace("\N{NO-BREAK SPACE}", " ")) for line in lines]
+    return [no_command(line.replace(NO_BREAK, " ")) for line in lines]
 
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[num]?s|min|h|[KMGT]i?B|x)(?!\w))")

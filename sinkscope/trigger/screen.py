@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.present.numbers import MISSING, fixed, is_missing, significant
 from sinkscope.present.terminal.run_parts import task_table
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import fitted
 from sinkscope.present.text import WIDTH, next_command, printable, wrapped
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def render_lengths(table: pd.DataFrame, trained: int) -> str:
         ]
         for row in table.to_dict("records")
     ]  # fmt: skip
-    lines = [f"trained at length {trained}", "", *aligned([names, *rows], left=0), "", *wrapped(LENGTH_NOTE)]
+    lines = [f"trained at length {trained}", "", *fitted([names, *rows], left=0), "", *wrapped(LENGTH_NOTE)]
     return "\n".join([*lines, ""])
 
 

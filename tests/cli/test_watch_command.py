@@ -232,8 +232,10 @@ def test_force_replaces_the_runs_of_several_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_writes_into_the_folder_loses_no_measurement(program: Path, tmp_path: Path) -> None:
-    program.write_text(f"import os\nos.mkdir({str(tmp_path / 'run')!r})\nopen({str(tmp_path / 'run' / 'x')!r}, 'w')\n"
-                       + program.read_text())
+    program.write_text(
+        f"import os\nos.mkdir({str(tmp_path / 'run')!r})\nopen({str(tmp_path / 'run' / 'x')!r}, 'w')\n"
+        + program.read_text()
+    )
     done = watched("--out", tmp_path / "run", "--", program, "0")
     assert done.returncode == 0, done.stderr
     out, other = tmp_path / "run", tmp_path / "run-2"

@@ -270,17 +270,19 @@ def test_an_installed_package_that_brings_none_is_named_and_left_out(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("text", "message"),
     [
-        ("def theirs(", "def bos_mass(", "metric bos_mass: the column name bos_mass is taken"),
-        ("theirs_of_a_layer(", "theirs(", "metric theirs: the column name theirs is taken"),
+        (PACKAGE.replace("theirs(", "bos_mass("), "metric bos_mass: the column name bos_mass is taken"),
+        (
+            PACKAGE.replace("@layer", "kept = theirs\n\n@layer").replace("theirs_of_a_layer", "theirs"),
+            "metric theirs: the column name theirs is taken",
+        ),
     ],
 )
 def test_a_package_whose_names_are_taken_is_left_out(
-    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = metric_set()
-    text = PACKAGE.replace(old, new).replace("\nnothing", "\nkept = theirs\nnothing" if "layer" in old else "\nnothing")
     install(tmp_path, "outside", monkeypatch, "outside", text)
     told = f"^the metrics x of outside: {message}; give the function another name; they are left out$"
     with pytest.warns(UserWarning, match=told):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sinkscope.present.terminal.table import Cells, MapRow, aligned, head_map, plain, shades
+import pytest
+
+from sinkscope.present.terminal.table import Cells, MapRow, aligned, fitted, head_map, plain, shades
 from sinkscope.present.text import wrapped
 
 
@@ -25,6 +27,21 @@ def test_plain_columns_stand_below_each_other() -> None:
     assert aligned([["a", "bb"], ["cc", "d"]]) == ["a   bb", "cc   d"]
     assert aligned([["a", ""], ["cc", ""]], gap=" ") == ["a", "cc"]
     assert aligned([["a", "bb"], ["cc", "d"]], left=0, gap=" ") == [" a bb", "cc  d"]
+
+
+def test_a_table_that_is_too_wide_is_told_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("step", "sink rate (eps 0.3)", "dormant heads"), ("0", "0.0 %", ""), ("143000", "51.2 %", "12")]
+    told = ["  sink rate (eps 0.3): 0.0 %", "  sink rate (eps 0.3): 51.2 %;", "  dormant heads: 12"]
+    for columns, expected in (
+        ("80", aligned(rows)),
+        ("42", aligned(rows)),
+        ("41", ["step: 0", *told[:1], "step: 143000", *told[1:]]),
+    ):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert fitted(rows) == expected
+    monkeypatch.setenv("COLUMNS", "40")
+    both = fitted([("layer", "head", "mass at the first position", "mean"), ("1", "2", "0.25", "0.5")], keys=2)
+    assert both == ["layer: 1, head: 2", "  mass at the first position: 0.25;", "  mean: 0.5"]
 
 
 def test_a_line_is_broken_between_words_alone() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sinkscope.present.numbers import estimate, fixed, is_missing
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import aligned, fitted
 from sinkscope.present.text import next_command, printable, screen_width, wrapped
 from sinkscope.runs.saved.arms_table import compared_layers
 from sinkscope.runs.words import sequences_of_tokens
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 HEADER = ("intervention", "size", "increase", "versus random", "KL", "top 1", "sinks")
 NOTE = (
-    "increase: loss minus that of the unablated model, in nats per token.\n"
-    "versus random: loss minus that of the random control. KL: divergence of the\n"
-    "next-token distribution from the unablated model's, in nats. top 1: share of\n"
-    "positions with the same most probable token. sinks: share of (sequence, head)\n"
-    "pairs with a sink at any key. size: number of heads zeroed, keys hidden, tokens\n"
-    "kept or elements replaced. ±: standard error."
+    "increase: loss minus that of the unablated model, in nats per token. versus random: loss minus that of the random "
+    "control. KL: divergence of the next-token distribution from the unablated model's, in nats. top 1: share of "
+    "positions with the same most probable token. sinks: share of (sequence, head) pairs with a sink at any key. size: "
+    "number of heads zeroed, keys hidden, tokens kept or elements replaced. ±: standard error."
 )
 DESTROYED = "destroyed: the perplexity is more than 10 times that of the unablated model."
 KEPT = {
@@ -90,16 +88,19 @@ def _result(words: list[str]) -> list[str]:
 def _every_number(table: pd.DataFrame) -> list[str]:
     """A row for each arm of the table, and what its columns are."""
     notes = [NOTE, *([DESTROYED] if table["destroyed"].eq(True).any() else [])]
-    return [*_fitted([HEADER, *(_cells(row) for row in table.to_dict("records"))]), "", *notes, ""]
+    told = [line for note in notes for line in wrapped(note)]
+    return [*_fitted([HEADER, *(_cells(row) for row in table.to_dict("records"))]), "", *told, ""]
 
 
 def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines; where they are too wide, each name on a line of its own above its numbers."""
+    """Rows as lines; where they are too wide, each name on a line of its own above its numbers, or as `fitted` does."""
     lines = aligned(rows)
     if max(map(len, lines)) <= screen_width():
         return lines
-    numbers = aligned([row[1:] for row in rows], left=0)
-    return [line for row, values in zip(rows, numbers, strict=True) for line in (row[0], f"    {values}")]
+    numbers = [f"    {line}" for line in aligned([row[1:] for row in rows], left=0)]
+    if max(map(len, numbers)) > screen_width():
+        return fitted(rows)
+    return [line for row, values in zip(rows, numbers, strict=True) for line in (row[0], values)]
 
 
 COSINES = ("cosine of tokens", "rises", "falls", "above random", "below random", "largest change", "layer")
@@ -114,7 +115,7 @@ def _alike(arms: Arms) -> list[str]:
          estimate(row["change"], row["change_sem"], 4, sign=True), str(row["layer"]))
         for row in compared.to_dict("records")
     ]  # fmt: skip
-    return [*aligned([COSINES, *rows]), ""] if rows else []
+    return [*fitted([COSINES, *rows]), ""] if rows else []
 
 
 def _closed(lines: list[str], arms: Arms, written: Iterable[Path]) -> str:
@@ -158,8 +159,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 ABLATION_HEADER = ("intervention", "heads", "loss", "increase", "versus random")
 ABLATION_NOTE = (
-    "increase: loss minus that of the unablated model. versus random: loss minus\n"
-    "that of the random control. ±: standard error."
+    "increase: loss minus that of the unablated model. versus random: loss minus that of the random control. ±: "
+    "standard error."
 )
 
 
@@ -175,7 +176,7 @@ def render_ablation(ablation: Ablation, written: Iterable[Path] = ()) -> str:
     if files and run is not None:
         files.insert(-1, f"next: {next_command('plot', run, '--figure', 'scatter', '-o', 'dormant.png')}")
     opening = [*wrapped(told, rest="  "), "", *_result(ablation.words)]
-    return "\n".join([*opening, *_fitted(rows), "", ABLATION_NOTE, "", *files])
+    return "\n".join([*opening, *_fitted(rows), "", *wrapped(ABLATION_NOTE), "", *files])
 
 
 def _ablation_cells(row: dict[str, Any]) -> tuple[str, ...]:

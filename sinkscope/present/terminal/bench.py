@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from sinkscope.present.numbers import fixed, memory
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import fitted
 from sinkscope.present.text import printable, wrapped
 from sinkscope.runs.saved.speed import BACKBONE, CONTENDERS, EAGER, LATER, PLAIN, SCAN, Speed
 
@@ -25,8 +25,9 @@ def render_bench(speed: Speed) -> str:
         *_table(speed),
         "",
     ]
-    wide = max(map(len, speed.costs))
-    lines += [f"{name:{wide}}  {CONTENDERS[name]}" for name in speed.costs]
+    wide = max(map(len, speed.costs)) + 2
+    for name in speed.costs:
+        lines += wrapped(f"{name:{wide}}{CONTENDERS[name]}", rest=" " * wide)
     lines += ["", *wrapped(f"ratios: median over rounds (least-most). {_scan_time(speed)}")]
     lines += wrapped(_start(speed))
     for name, needed in speed.left_out.items():
@@ -43,7 +44,7 @@ def _table(speed: Speed) -> list[str]:
         ratios = [_ratio(speed.ratios[name][base]) if name != base else "1" for base in bases]
         seconds, speed_of = fixed(statistics.median(cost.seconds), 3), f"{cost.tokens_per_second:,.0f}"
         rows.append([name, seconds, speed_of, *ratios, memory(cost.peak_bytes, "MiB")])
-    return aligned(rows)
+    return fitted(rows)
 
 
 def _ratio(spread: tuple[float, float, float]) -> str:

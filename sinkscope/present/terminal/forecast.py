@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sinkscope.present.numbers import memory
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import fitted
 from sinkscope.present.text import printable, wrapped
 from sinkscope.runs.forecast import CONFIGURATION, Forecast
 
@@ -46,8 +46,9 @@ def _attention(forecast: Forecast) -> list[str]:
                 PATHS.get(kind.path, printable(str(kind.path))),
             )
         )  # fmt: skip
-    lines = aligned(rows) if forecast.attention else ["The configuration names no count of attention layers and heads."]
-    lines += [f"{forecast.layers} attention calls, {forecast.heads:,} heads, found by {forecast.found_by}"]
+    none = "The configuration names no count of attention layers and heads."
+    lines = fitted(rows) if forecast.attention else _hanging(none)
+    lines += _hanging(f"{forecast.layers} attention calls, {forecast.heads:,} heads, found by {forecast.found_by}")
     if forecast.found_by == CONFIGURATION and forecast.why is not None:
         lines += _hanging(f"why not by a pass: {printable(forecast.why)}")
     if forecast.unread:
@@ -74,7 +75,7 @@ def _memory(forecast: Forecast) -> list[str]:
         rows.append(("kept of all sequences, on the CPU", _size(held.kept)))
     if held.files is not None:
         rows.append(("(weight files)", _size(held.files)))
-    lines = aligned(rows)
+    lines = fitted(rows)
     if held.free is not None and forecast.fits is not None:
         fits = "fits" if forecast.fits else "does not fit"
         lines += _hanging(f"{fits} on {held.device}, where {_size(held.free)} are free now")
@@ -93,7 +94,7 @@ def _passes(forecast: Forecast) -> list[str]:
         (printable(entry.what), f"{entry.passes:,}", f"{entry.sequences:,}", f"{entry.length:,}", f"{entry.tokens:,}")
         for entry in forecast.passes
     ]
-    lines = aligned(rows)
+    lines = fitted(rows)
     if forecast.trials is not None:
         lines += _hanging(
             f"each sequence is read {forecast.trials} times: once unablated, once under each arm, and once for each "

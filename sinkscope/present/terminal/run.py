@@ -26,9 +26,9 @@ from sinkscope.present.terminal.table import (
     ROWS,
     Cells,
     MapRow,
-    aligned,
     as_text,
     dormant_heads,
+    fitted,
     head_map,
     plain,
     shades,
@@ -291,4 +291,4 @@ def render_models(runs: Sequence[Run]) -> str:
                     str(summary.sink_heads) if told else MISSING, fixed(rate, 1), fixed(summary.sink_score.mean, 3),
                     fixed(dormant_count(summary.dormant, summary.heads), 0),
                 ))  # fmt: skip
-    return "\n".join(["", "all models", *aligned(rows, left=2), ""])
+    return "\n".join(["", "all models", *fitted(rows, left=2, keys=2), ""])

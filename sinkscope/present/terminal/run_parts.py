@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.numbers import MISSING, fixed, interval, is_missing, probability
-from sinkscope.present.terminal.table import FEW, ROWS, aligned, dormant_heads, more, table
+from sinkscope.present.terminal.table import FEW, ROWS, dormant_heads, fitted, more, table
 from sinkscope.present.text import WIDTH, printable, sentences, shortened, span, token_cell, token_text, wrapped
 from sinkscope.runs.per_sequence import tells_sinks
 from sinkscope.runs.words import beyond_words, first_mass, says_nothing
@@ -253,4 +253,4 @@ def _cell(value: Any) -> str:
 
 def task_table(rows: list[list[str]]) -> list[str]:
     """Right-aligned columns, one blank apart, so that a task's columns fit into 80 characters."""
-    return aligned(rows, left=0, gap=" ")
+    return fitted(rows, left=0, gap=" ", keys=2)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinkscope.present.colors import CIVIDIS, color_at, ink
-from sinkscope.present.text import no_command, terminal_width
+from sinkscope.present.text import NO_BREAK, WIDTH, no_command, screen_width, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from sinkscope.runs.schema.stream import DormantHeads
@@ -94,6 +94,21 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> li
     """Rows as lines of text: the first `left` columns left-aligned, the others right-aligned, `gap` between columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(_padded(row, widths, left)).rstrip() for row in rows]
+
+
+def fitted(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ", keys: int = 1) -> list[str]:
+    """As `aligned`. Where a terminal narrower than usual is too narrow for that, each row as sentences: its first
+    `keys` cells, and below them the others, each behind its column's name in the first row."""
+    lines, width = aligned(rows, left, gap), screen_width()
+    if width >= WIDTH or max(map(len, lines)) <= width:
+        return lines
+    header, lines = rows[0], []
+    for row in rows[1:]:
+        told = [f"{name}: {cell}" if name else cell for name, cell in zip(header, row, strict=True) if cell]
+        lines += wrapped(", ".join(told[:keys]), rest="    ")
+        kept = [cell.replace(" ", NO_BREAK) if len(cell) + 3 <= width else cell for cell in told[keys:]]
+        lines += wrapped("; ".join(kept), first="  ")
+    return lines
 
 
 def _padded(row: Sequence[str], widths: list[int], left: int) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkscope.present.numbers import estimate, fixed, is_missing
-from sinkscope.present.terminal.table import aligned
+from sinkscope.present.terminal.table import fitted
 from sinkscope.present.text import next_command, printable, wrapped
 from sinkscope.runs.words import of_heads
 
@@ -18,8 +18,8 @@ HEADS = 8
 """Heads that are listed; emergence.csv holds all."""
 STEPS = 12
 NOTE = (
-    "alpha_0, bos_mass: attention on the first token, mean over all queries and over\n"
-    "queries 1 on; mean over heads and sequences. ±: standard error over sequences."
+    "alpha_0, bos_mass: attention on the first token, mean over all queries and over queries 1 on; mean over heads and "
+    "sequences. ±: standard error over sequences."
 )
 
 
@@ -32,8 +32,7 @@ def render_trajectory(
     for (domain, stream), steps in parts:
         heads = emerged[(emerged["domain"] == domain) & (emerged["stream"] == stream)]
         lines += ["", *wrapped(printable(f"{domain}, stream {stream}"))] if len(parts) > 1 else []
-        lines += [*_steps(steps, epsilon), NOTE, "", *wrapped(_answer(heads, epsilon)), *_heads(heads)]
-    paths = list(written)
+        lines += [*_steps(steps, epsilon), *wrapped(NOTE), "", *wrapped(_answer(heads, epsilon)), *_heads(heads)]
     paths = list(written)
     if paths:
         names = ", ".join(path.name for path in paths)
@@ -51,7 +50,7 @@ def _heads(emerged: pd.DataFrame) -> list[str]:
         return []
     rows = [("head", "from step", "alpha_0 first", "last", "shape"), *map(_row, heads.to_dict("records"))]
     more = [f"{len(heads) - HEADS} more heads are in emergence.csv"] if len(heads) > HEADS else []
-    return ["", *aligned(rows[: HEADS + 1]), *more]
+    return ["", *fitted(rows[: HEADS + 1]), *more]
 
 
 def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
@@ -67,7 +66,7 @@ def _steps(trajectory: pd.DataFrame, epsilon: float) -> list[str]:
             estimate(values["value"]["bos_mass"], values["sem"]["bos_mass"], 3), fixed(values["value"]["dormant"], 0),
         ))  # fmt: skip
     more = [f"{len(steps) - STEPS} more steps are in trajectory.csv"] if len(steps) > STEPS else []
-    return [*aligned(rows), *more]
+    return [*fitted(rows), *more]
 
 
 def _answer(emerged: pd.DataFrame, epsilon: float) -> str:
