@@ -74,6 +74,8 @@ def claims(
 
     chosen = chosen_claims(claim or ())
     if list_all:
+        if subject:
+            raise SinkscopeError(f"--list lists claims and tests none: leave out {subject[0]}, or --list")
         sys.stdout.write(_listed(chosen))
         return
     names = list(dict.fromkeys(subject or ()))

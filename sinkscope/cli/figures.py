@@ -129,9 +129,10 @@ def trigger(
     """
     from sinkscope.trigger.figure import SHOWN, captions, draw_trigger_maps
 
-    if inputs < 1:
-        raise SinkscopeError(f"--inputs {inputs}: at least 1 is needed")
-    if inputs > max(1, num_sequences):
+    for option, number in (("--inputs", inputs), ("--num-sequences", num_sequences)):
+        if number < 1:
+            raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+    if inputs > num_sequences:
         raise SinkscopeError(f"--inputs {inputs}: at most the {num_sequences:,} of --num-sequences can be drawn")
     check_folder(out)
     style = style_of(form, size, title)

@@ -107,6 +107,8 @@ def plot(
         raise SinkscopeError(f"--figure {figure} shows one run: name one. Over several: {', '.join(names)}")
     if figure == PROFILE and many and domain is not None:
         raise SinkscopeError("--domain belongs to figures of one run: a profile of several runs draws all their texts")
+    if text is not None and not text.strip():
+        raise SinkscopeError(f"--text {text!r}: a text that the model can read is needed")
     check_writable(out)
     which, style = "", style_of(out, size, title)
     if figure == "trajectory":

@@ -60,6 +60,8 @@ def report(
     heads = chosen_heads(maps)
     if maps is None and (text is not None or trust_remote_code):
         raise SinkscopeError(f"{'--text' if text is not None else '--trust-remote-code'} belongs to --maps")
+    if text is not None and not text.strip():
+        raise SinkscopeError(f"--text {text!r}: a text that the model can read is needed")
     check_writable(out)
     loaded = [load_run(path) for path in runs]
     saved = placed([load_arms(path) for path in arms or []], loaded)

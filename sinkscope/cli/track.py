@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sinkscope.cli.arguments import is_run
 from sinkscope.cli.common import BAD_INPUT, put, say, say_of
 from sinkscope.cli.early import check_early
 from sinkscope.cli.help import FIRST, LOADED, WRITTEN
@@ -67,6 +68,8 @@ def track(
 
     request = check_early([step.model for step in steps], look=False, **text.settings())
     check_tables(out)
+    if is_run(str(out)):
+        raise SinkscopeError(f"{out} is the folder of a run: give another --out, for the folders of all steps")
     standing = standing_runs(out, {step.number for step in steps})
     check_training(standing, steps)
     job = ScanJob(

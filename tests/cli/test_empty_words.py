@@ -116,6 +116,24 @@ def test_a_figure_that_cannot_be_written_is_refused_before_the_model_is_loaded(
         assert refused("figures", "trigger", "absent", "-o", "new", "--format", "gif") == told
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("plot", RUN, "--figure", "attention", "--text", "", "-o", "x.png"),
+            "--text '': a text that the model can read",
+        ),
+        (("report", RUN, "--maps", "clearest", "--text", " "), "--text ' ': a text that the model can read is needed"),
+        (("claims", "--list", RUN), f"--list lists claims and tests none: leave out {RUN}, or --list"),
+        (("figures", "trigger", "x", "-o", "F", "--num-sequences", "0"), "--num-sequences 0: at least 1 is needed"),
+        (("track", "a1", "a2", "--out", RUN), f"{RUN} is the folder of a run: give another --out"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_words_that_cannot_be_meant_are_refused(words: tuple[str, ...], told: str) -> None:
+    assert refused(*words).startswith(told)
+
+
 def test_relu_has_no_error() -> None:
     told = refused("trigger", "explicit", "out", "--error", "0")
     assert told == "--error goes with --attention softmax: the solutions with ReLU are exact"

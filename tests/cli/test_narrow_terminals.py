@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.present.text import wrapped
 
-RUN = str(Path(__file__).parents[1] / "fixtures" / "v0_1" / "smoothing")
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RUN = str(FIXTURES / "v0_1" / "smoothing")
+PLAIN, WINDOWED = (str(FIXTURES / "v0_2" / name) for name in ("plain", "windowed"))
 SENTENCE = "A head has a sink where it attends to the first token more than a threshold says. " * 3
 
 
@@ -34,11 +36,15 @@ def test_a_sentence_is_as_wide_as_the_terminal(
         ("metrics", "bos_mass"),
         ("scan", "example:trigger-softmax", "--dry-run"),
         ("show", RUN),
+        ("compare", PLAIN, WINDOWED, "--unpaired"),
+        ("schema",),
+        ("trigger", "scan", "example:trigger-relu", "--num-sequences", "20"),
     ],
     ids=lambda words: words[0],
 )
-def test_a_screen_fits_a_terminal_of_60_columns(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_screen_fits_a_narrow_terminal(columns: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if len(line) > 60 and " " in line.strip()] == []
+    assert [line for line in done.stdout.splitlines() if len(line) > columns and " " in line.strip()] == []

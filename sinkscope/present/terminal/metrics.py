@@ -170,8 +170,8 @@ def render_examples(examples: Iterable[Example]) -> str:
         lines += [
             f"example:{example.name}",
             *wrapped(example.what, first="    "),
-            f"    licence: {example.licence}",
-            f"    {state}",
+            *wrapped(f"licence: {example.licence}", first="    "),
+            *wrapped(state, first="    "),
             "",
         ]
     return "\n".join(lines)
@@ -211,8 +211,9 @@ def table_schema(table: TableSchema) -> dict[str, Any]:
 def _names() -> str:
     descriptions = {name: what for name, (_, what) in RECORDS.items()}
     descriptions |= {name: f"{table.file}: {table.row}" for name, table in SHOWN.items()}
-    width = max(map(len, descriptions))
-    return "".join(f"{name:{width}}  {what}\n" for name, what in descriptions.items())
+    width = max(map(len, descriptions)) + 2
+    lines = [line for name, what in descriptions.items() for line in wrapped(f"{name:{width}}{what}", rest=" " * width)]
+    return "\n".join([*lines, ""])
 
 
 def _json(data: Any) -> str:

@@ -228,8 +228,7 @@ def render_task(task: dict[str, Any], width: int = WIDTH) -> str:
     rows = [[_cell(row[name]) for name in names] for row in task["heads"]]
     title = f"{task['name']} task, {printable(task['attention'])} attention, trigger at {task['trigger_position']}"
     lines = [
-        title,
-        *(line for sentence in task["in_words"] for line in wrapped(sentence, width)),
+        *(line for sentence in (title, *task["in_words"]) for line in wrapped(sentence, width)),
         "",
         *task_table([names, *rows]),
         "",
