@@ -12,16 +12,13 @@ from torch import Tensor
 from sinkscope.capture.call_rows import CallRows
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept, Onward
-from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import MapRows
 from sinkscope.capture.map_steps import MapSteps
-from sinkscope.capture.masks.visibility import Visibility, from_spans
+from sinkscope.capture.masks.visibility import from_spans
+from sinkscope.capture.slots import first_seen, weighs, windowed
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
 from sinkscope.capture.views import Cut, Part, Stream
 from sinkscope.errors import SinkscopeError
-
-NO_WEIGHT = 1e-30
-"""Less attention than this changes no number in float32. The compiled exponential gives no less than 1e-38."""
 
 
 @dataclass(eq=False)
@@ -168,7 +165,7 @@ class Steps:
         if call is None or self.cross or not self._keys:
             return None
         past = heard.keys - heard.queries
-        if past == self._rolling or _windowed(call, self._rows):
+        if past == self._rolling or windowed(call, self._rows):
             return None
         if not 0 < past < self._slots:
             return 0
@@ -240,7 +237,7 @@ class Steps:
         """Keeps copies of the new keys and values of a pass, which it returns, and which keys its queries see."""
         new, keys = call.lengths
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
-        dropped = offset > 0 and past != self._rolling and not _windowed(call, self._rows)
+        dropped = offset > 0 and past != self._rolling and not windowed(call, self._rows)
         anew = (self._held is not None or dropped) and self._find(call, past, passes)
         if past > 0 and not anew and self._heard:
             changed = self._sums.changed(call.key, call.value, past)
@@ -267,7 +264,7 @@ class Steps:
         """Finds out whose keys the `past` slots of a cache hold, where these may be others than before. `changed`: they
         are known to be others. Returns whether it did.
         """
-        first = _first_seen(call.visible, past, self.name)
+        first = first_seen(call.visible, past, self.name)
         known = self._held is not None and past == self._slots and not self._moved and not self._held.foreign
         if known and not changed and not bool((first > 0).any()):
             return False
@@ -280,7 +277,7 @@ class Steps:
         window = self._rolling if call.window is None else call.window - 1
         gone = self._slots - past if window is None else min(self._slots, window) - past
         slots = call.key[:, :, :past], call.value[:, :, :past]
-        self._held.keep(*slots, first, gone, lambda: _weighs(call, past), self.name)
+        self._held.keep(*slots, first, gone, lambda: weighs(call, past), self.name)
         if fresh and newest(self._held, past):
             self._held = None
             if past < self._rows:  # a sliding window that the model does not name
@@ -363,36 +360,6 @@ def _repeated(tensor: Tensor, times: int) -> bool:
     """Whether each KV head stands so many times, one after another."""
     groups = tensor.unflatten(1, (-1, times))
     return torch.equal(groups, groups[:, :, :1].expand_as(groups))
-
-
-def _weighs(call: AttentionCall, past: int) -> Tensor:
-    """(B, G, past): whether the queries of a pass give a slot of the cache any attention.
-
-    NaN counts as some, and so does every weight of a score that is not softmax's.
-    """
-    if call.score != "softmax":
-        return torch.ones((*call.key.shape[:2], past), dtype=torch.bool, device=call.key.device)
-    columns = read(call)[1].columns[..., :past]
-    return ~(columns < NO_WEIGHT).unflatten(1, (call.key.shape[1], -1)).all(2)
-
-
-def _windowed(call: AttentionCall, before: int) -> bool:
-    """Whether a cache holds as many keys as the model's sliding window needs, so that it dropped none that are seen."""
-    new, keys = call.lengths
-    return call.window is not None and keys == min(before, call.window - 1) + new
-
-
-def _first_seen(visible: Visibility, past: int, name: str) -> Tensor:
-    """(B | 1): the first slot that the queries of a pass see, of the `past` ones before their own.
-
-    Raises SinkscopeError where it is not the same for all of them, or where they do not see each other in causal order.
-    """
-    if visible.spans is not None and visible.spans[0].shape[1] == 1:
-        first, end = visible.spans
-        order = torch.arange(past + 1, past + 1 + end.shape[2], device=end.device)
-        if bool((end == order).all()) and bool((first == first[..., :1]).all()) and bool((first < order).all()):
-            return first[:, 0, 0].clamp(max=past)
-    raise SinkscopeError(f"{name} hides keys from some queries over a cache that changed others: it is not read")
 
 
 def _cut(mask: Tensor | None, keys: int) -> Tensor | None:
