@@ -77,8 +77,9 @@ class Kept:
 
 @dataclass(eq=False)
 class Around:
-    """One call of a module that attended: what it was given and what it returned, [B, T, D], and the numbers of the
-    attention calls inside it, `first` to before `past`. `joint`: it was given a second text or picture beside."""
+    """One call of a module that attended: what it was given and what it returned, of three axes, and the numbers of the
+    attention calls inside it, `first` to before `past`. `joint`: it was given a second text or picture beside. `last`:
+    whether what it was given has channels on the last axis, as a layer inside shows that reads it; None = none does."""
 
     path: str
     first: int
@@ -86,6 +87,7 @@ class Around:
     given: Kept | None
     returned: Kept | None = None
     joint: bool = False
+    last: bool | None = None
 
 
 @dataclass(eq=False)
@@ -114,6 +116,7 @@ class Heard:
         projected: what the projection read, in the shape of `output`.
         ends: where the keys of each request end in a pass over several, after a 0; else None.
         among: `place_of` the calls that the parts were cut beside, in a padded pass.
+        time_first: the projection read it with time first.
         folded: sequences and heads came as one axis, and nothing showed yet that sequences come first in it.
         factors: of the output projection's weight when the call was made; None where the call is measured at once.
     """
@@ -138,6 +141,7 @@ class Heard:
     ends: list[int] | None = None
     among: frozenset[str] = frozenset()
     folded: bool = False
+    time_first: bool = False
     factors: Tensor | None = None
 
     @property
@@ -316,6 +320,6 @@ def cache_returned(output: Any) -> Any:
 
 
 def stream_kept(hidden: Any) -> Kept | None:
-    """Keeps hidden states [B, T, D]; None for anything else: hyper-connections have several residual streams."""
+    """Keeps hidden states of three axes; None for anything else: hyper-connections have several residual streams."""
     plain = isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.is_floating_point()
     return Kept.safe(hidden) if plain else None

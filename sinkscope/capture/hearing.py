@@ -13,9 +13,9 @@ from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
 from sinkscope.capture.inline.calls import (
     InlineCall,
     SdpaCall,
+    as_output,
     check_axes,
     mask_of,
-    same_values,
     sequences_first,
     turned_fold,
 )  # fmt: skip
@@ -282,9 +282,10 @@ class CallHearing:
         heard.folded = first is None
 
     def _keep_projected(self, heard: Heard, output: Tensor, read: Tensor) -> None:
-        kept = Kept.of(read.reshape(output.shape))
         # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-        if heard.path != INLINE or same_values(kept.tensor, output):
+        found = (read.reshape(output.shape), False) if heard.path != INLINE else as_output(output, read)
+        if found is not None:
+            kept, heard.time_first = Kept.of(found[0]), found[1]
             heard.projected = kept.tensor
             heard.versions = (*heard.versions, kept)
 

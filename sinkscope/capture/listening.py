@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkscope.capture.alone import measuring
+from sinkscope.capture.axes import channels_last, hidden_given
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.given import given_digests
 from sinkscope.capture.heard import (
@@ -45,13 +46,14 @@ from sinkscope.errors import SinkscopeError
 
 @dataclass(eq=False)
 class _Frame:
-    """A module whose forward runs. `first`: the number of the next attention call when it began."""
+    """A module whose forward runs. `first`: the number of the next attention call when it began; `last`: see Around."""
 
     path: str
     given: Any
     first: int
     joint: bool = False
     kept: Kept | None = None
+    last: bool | None = None
 
 
 class Listener:
@@ -171,7 +173,7 @@ class Listener:
     # modules
 
     def _entering(self, name: str, module: nn.Module) -> Callable[..., None]:
-        function = is_function(name, module)
+        function, last = is_function(name, module), channels_last(module)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with self._gate:
@@ -190,7 +192,9 @@ class Listener:
                 return
             if now.idle is None:
                 now.entered.add(name)
-            frame.given = kwargs.get("hidden_states", args[0] if args else None)
+            frame.given = hidden_given(args, kwargs)
+            if last is not None:
+                self._tell_axis(frame.given, last)
             if not function:
                 self._calls.torch_calls.entered(name, frame.given)
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
@@ -216,7 +220,9 @@ class Listener:
                 if len(now.heard) > frame.first:
                     hidden = output[0] if isinstance(output, tuple) and output else output
                     now.around.append(
-                        Around(name, frame.first, len(now.heard), frame.kept, stream_kept(hidden), frame.joint)
+                        Around(
+                            name, frame.first, len(now.heard), frame.kept, stream_kept(hidden), frame.joint, frame.last
+                        )
                     )
             if not self._frames:
                 self._end(output)
@@ -305,6 +311,12 @@ class Listener:
 
     def _wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._calls.wrapped(name, function) if get_ident() == self._thread else function
+
+    def _tell_axis(self, read: Any, last: bool) -> None:
+        """Notes on which axis a layer that begins reads channels, for the modules that were given the same."""
+        for frame in self._frames[:-1]:
+            if frame.given is read is not None:
+                frame.last = last
 
     def _keep_given(self) -> None:
         """Keeps what the modules that run were given, before the first attention call in each."""

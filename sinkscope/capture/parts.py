@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import hidden_given
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.sites import call_name, stream_of
 
@@ -167,7 +168,7 @@ def hidden_states(model: nn.Module) -> Iterator[Given]:
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            hidden = hidden_given(args, kwargs)
             if isinstance(hidden, Tensor) and hidden.dim() == 3:
                 found.shapes[call_name(name, found.calls[name])] = hidden.shape
             found.calls[name] += 1

@@ -9,12 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sinkscope.capture.axes import in_one_order
 from sinkscope.capture.call_rows import CallRows
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept, Onward
 from sinkscope.capture.kernels.map_walk import MapRows
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import from_spans
+from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.slots import first_seen, weighs, windowed
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
 from sinkscope.capture.views import Cut, Part, Stream
@@ -340,14 +342,22 @@ class Steps:
         )  # fmt: skip
 
     def _over(self, path: str | None, taken: list[Taken], of: Callable[[Around], Kept | None]) -> Tensor | None:
-        """What was kept of the module at `path` in every pass; None where a pass lacks it, or where it is not
-        [B, T, D]: a model's own code may put time first."""
-        pieces = list[Tensor | None]()
-        for heard, by_path in zip(self._heard, self._around, strict=True):
-            kept = of(by_path[path]) if path in by_path else None
-            whole = kept is not None and kept.tensor.shape[:2] == (heard.rows, heard.queries)
-            pieces.append(kept.unwritten if kept is not None and whole else None)
+        """What was kept of the module at `path` in every pass, [B, T, D]; None where a pass lacks it, or where it is of
+        other positions."""
+        calls = [None if path is None else by_path.get(path) for by_path in self._around]
+        kept = [None if call is None else of(call) for call in calls]
+        tensors = [None if each is None else each.unwritten for each in kept]
+        pieces = in_one_order(tensors, [(heard.rows, heard.queries) for heard in self._heard], self._last)
         return _along(pieces, taken, 1)
+
+    @property
+    def _last(self) -> bool | None:
+        """Whether channels stand last in what the module reads; None where nothing shows it. transformers' interface
+        has them there, and a linear layer that reads the heads shows it too."""
+        first = self._heard[0]
+        told = (by_path[first.module].last for by_path in self._around if first.module in by_path)
+        known = True if first.path == INTERFACE or first.projected is not None else None
+        return next((last for last in told if last is not None), known)
 
 
 def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.inline.calls import check_axes, same_values, sequences_first, turned_fold
+from sinkscope.capture.inline.calls import as_output, check_axes, sequences_first, turned_fold
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_keys
 from sinkscope.capture.kernels.sums import AttentionSums
@@ -131,8 +131,8 @@ class Pending:
     """One attention call of the current pass, kept until its block has ended.
 
     `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
-    what the output projection adds, (B, T, D). `factors`: as in LayerView, where they were kept when the call was made;
-    None takes those of the weights as they are now.
+    what the output projection adds, (B, T, D). `time_first`: it reads and adds [T, B]. `factors`: as in LayerView,
+    where they were kept when the call was made; None takes those of the weights as they are now.
     """
 
     site: Site
@@ -146,6 +146,13 @@ class Pending:
     written: Tensor | None = None
     folded: bool = False
     factors: Tensor | None = None
+    time_first: bool = False
+
+    @property
+    def reads_channels_last(self) -> bool:
+        """Whether the module is known to have channels on the last axis: transformers' interface has, and a linear
+        layer was seen to read the heads so."""
+        return self.site.path != INLINE or self.projected is not None
 
     def keep_read(self, args: tuple[Any, ...]) -> None:
         """Keeps what the output projection reads as w, where it has the shape of the call's output."""
@@ -157,15 +164,18 @@ class Pending:
             self.folded = False
         elif not self.folded and self.site.path == INLINE:
             check_axes(self.site.name, self.output, args[0])
-        read = args[0].reshape(self.output.shape)
         # The interface fixes the layout (B, T, H * dv). A model's own code may use another, so values are compared.
-        if self.site.path != INLINE or same_values(read, self.output):
-            self.projected = read
+        if self.site.path != INLINE:
+            self.projected = args[0].reshape(self.output.shape)
+        elif (read := as_output(self.output, args[0])) is not None:
+            self.projected, self.time_first = read
 
     def keep_written(self, output: Any, bias: Tensor) -> None:
         """Keeps what the projection returns less its `bias` (D), where what it read was kept: the sum over heads of
         W_O^h w_i."""
         written = output[0] if isinstance(output, tuple) else output
+        if self.time_first and written.dim() == 3:
+            written = written.transpose(0, 1)
         if self.projected is not None and written.shape[:-1] == self.rows:
             self.written = written - bias.to(written.device, written.dtype)
 
@@ -176,7 +186,7 @@ class Pending:
 @dataclass(frozen=True)
 class Stream:
     """The residual stream around an attention call, each [B, T, D] or None where it was not seen: what enters its block
-    (x), what its module reads (z), and what leaves the block (e)."""
+    (x), what its module reads (z), and what leaves the block (e). Where B = T, sequences may stand on either axis."""
 
     entering: Tensor | None = None
     read: Tensor | None = None
@@ -234,7 +244,7 @@ class Views:
             return tensor if cut is None or tensor is None else cut.axis(tensor, axis, side)
 
         def tokens(tensor: Tensor | None) -> Tensor | None:
-            # A model's own code may put channels or time first. Then x is left out, rather than read wrongly.
+            # A model's own code may put time first. Where nothing shows it, x is left out, rather than read wrongly.
             fits = tensor is not None and tensor.shape[:2] == pending.rows and batch_first
             valid = part(tensor, 1) if fits else None
             return None if valid is None else valid.to(sums.first.device)  # the previous layer may use another device
@@ -260,10 +270,11 @@ class Views:
         )
 
     def _batch_first(self, pending: Pending) -> bool:
-        """Whether sequences may stand before time in what modules are given; known to, where both are as many."""
+        """Whether sequences stand before time in what modules are given: sizes told it, unless both are as many."""
+        if pending.rows[0] != pending.rows[1] or pending.site.path != INLINE:
+            return True
         told = getattr(self.model.get_submodule(pending.site.module), "batch_first", None)
-        known = told or pending.site.path != INLINE or pending.projected is not None
-        return told is not False and (bool(known) or pending.rows[0] != pending.rows[1])
+        return bool(told) or (told is None and pending.projected is not None and not pending.time_first)
 
     def _factors_of(self, site: Site, known: Tensor | None) -> Tensor | None:
         if known is not None or site.projection is None or site.value_dim is None:

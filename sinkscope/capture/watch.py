@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import by_sequence_and_position, channels_last, hidden_given
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, turned_fold
@@ -21,7 +22,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import projection_bias
 from sinkscope.capture.parts import of_part
-from sinkscope.capture.plan import Plan
+from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.views import Cut, Part, Pending, Readers, Span, Stream, Views
@@ -86,6 +87,7 @@ class Capture:
         self._calls: Counter[str] = Counter()
         self._waiting: dict[str | None, list[Pending]] = {}
         self._inputs: dict[str, Tensor] = {}
+        self._last: dict[str, bool] = {}
         self._masks = MaskReadings()
         self._latest: dict[str, Pending] = {}
 
@@ -104,6 +106,7 @@ class Capture:
             yield hooked(module, pre=self._keep_input(path), with_kwargs=True)
         for path in sorted(blocks):
             yield hooked(self.model.get_submodule(path), post=self._end_block(path))
+        yield from self._readers({site.module for site in self.plan.sites if site.path == INLINE})
         for site in self.plan.sites:
             if site.projection is not None and site.call == 0:
                 projection = self.model.get_submodule(site.projection)
@@ -114,11 +117,27 @@ class Capture:
 
     def _keep_input(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            hidden = hidden_given(args, kwargs)
             if isinstance(hidden, Tensor) and hidden.dim() == 3:
                 self._inputs[path] = hidden
 
         return hook
+
+    def _readers(self, paths: set[str]) -> Iterator[AbstractContextManager[None]]:
+        """Hooks on the layers inside modules that compute attention themselves: they show which axis of the hidden
+        states holds channels."""
+
+        def telling(path: str, last: bool) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+                if args and args[0] is self._inputs.get(path):
+                    self._last[path] = last
+
+            return hook
+
+        for path in sorted(paths):
+            for layer in self.model.get_submodule(path).modules():
+                if (last := channels_last(layer)) is not None:
+                    yield hooked(layer, pre=telling(path, last))
 
     def _keep_read(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -215,9 +234,15 @@ class Capture:
             site = pending.site
             if pending.folded:
                 raise SinkscopeError(turned_fold(site.name, False))
-            stream = Stream(self._inputs.get(site.block or ""), self._inputs.get(site.module), residual_out)
+            stream = self._stream(pending, residual_out)
             for part in pending.parts:
                 self.on_layer(self._views.view(pending, part, stream), part[0].start)
         for pending in ended:  # releases the layer's tensors
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
+
+    def _stream(self, pending: Pending, leaving: Tensor | None) -> Stream:
+        site = pending.site
+        last = self._last.get(site.module, True if pending.reads_channels_last else None)
+        given = (self._inputs.get(site.block or ""), self._inputs.get(site.module), leaving)
+        return Stream(*(by_sequence_and_position(tensor, pending.rows, last) for tensor in given))

@@ -89,8 +89,13 @@ def test_weights_asked_for_or_not_every_column_is_the_same() -> None:
     assert runs[0].layers["inf_norm"].notna().all()
 
 
-def test_positions_first_the_residual_stream_is_left_out() -> None:
-    """Holds also where a batch has as many sequences as positions, so that the axes look the same."""
-    run = sinkscope.scan(torch_model(batch_first=False), data=random_ids(12, 12), batch_size=12)
-    assert run.layers["inf_norm"].isna().all()
-    assert run.heads["bos_mass"].notna().all()
+def test_positions_first_the_residual_stream_is_read() -> None:
+    """No batch of a scan has as many sequences as positions, so that sizes tell the axes apart."""
+    first, second = (
+        sinkscope.scan(torch_model(batch_first=order), data=random_ids(12, 12), batch_size=12)
+        for order in (True, False)
+    )
+    for name in ("inf_norm", "cos_first_input", "cos_first_residual"):
+        assert second.layers[name].notna().all()
+        np.testing.assert_allclose(second.layers[name], first.layers[name], rtol=1e-5)
+    np.testing.assert_allclose(second.heads["bos_mass"], first.heads["bos_mass"], atol=1e-6)

@@ -197,6 +197,14 @@ def sequences_first(output: Tensor, read: Tensor) -> bool | None:
     return None
 
 
+def as_output(output: Tensor, read: Tensor) -> tuple[Tensor, bool] | None:
+    """What a module reads of an attention output, in its shape (B, T, H, dv), and whether it reads it with time first.
+    None where it reads something else."""
+    batch, queries, heads, width = output.shape
+    plain, turned = read.reshape(output.shape), read.reshape(queries, batch, heads, width).transpose(0, 1)
+    return next(((rows, first) for rows, first in ((plain, False), (turned, True)) if same_values(rows, output)), None)
+
+
 def same_values(read: Tensor, output: Tensor) -> bool:
     """Whether a module reads an attention output unchanged, or cast to another dtype."""
     coarse = max((read.dtype, output.dtype), key=lambda dtype: torch.finfo(dtype).eps)

@@ -164,7 +164,7 @@ class Measurer:
                 self._compare(site.name, output, whole.output, cuts)
         pending = Pending(
             site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
-            whole.projected, factors=whole.heard.factors,
+            whole.projected, factors=whole.heard.factors, time_first=whole.heard.time_first,
         )  # fmt: skip
         stream = whole.stream(site.block)
         for part in parts:

@@ -1,0 +1,66 @@
+"""The order of the axes of hidden states: a model's own code may put time or channels before others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkscope.capture.output_projection import is_linear
+
+
+def hidden_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a module reads as its hidden states: `hidden_states`, its first argument, or the queries that are also its
+    keys, as self-attention of FSMT is given them. None where it is given none of these."""
+    if "hidden_states" in kwargs:
+        return kwargs["hidden_states"]
+    if args:
+        return args[0]
+    query = kwargs.get("query")
+    return query if query is kwargs.get("key") and kwargs.get("value", query) is query else None
+
+
+def channels_last(layer: nn.Module) -> bool | None:
+    """Whether a layer reads channels on the last axis, as linear ones do, or on the second, as convolutions over
+    positions do (False). None for a layer that tells neither."""
+    if isinstance(layer, nn.Conv1d):
+        return False
+    return True if is_linear(layer) else None
+
+
+def by_sequence_and_position(tensor: Tensor | None, rows: tuple[int, int], last: bool | None) -> Tensor | None:
+    """Hidden states of three axes as [B, T, D], which may come as [T, B, D] or [B, D, T]. None where they are of other
+    positions, or where their channels cannot be told from these.
+
+    `rows`: B and T. `last`: whether the channels stand last, as a layer that reads them shows; None = nothing shows it.
+    Where B = T, sizes do not tell whether time comes first: such a tensor is returned as it came.
+    """
+    if tensor is None:
+        return None
+    sequences, positions = rows
+    if last is False:
+        return tensor.mT if (tensor.shape[0], tensor.shape[2]) == rows else None
+    if sequences != positions and tensor.shape[:2] == (positions, sequences):
+        return tensor.transpose(0, 1)
+    if tensor.shape[:2] != rows or (last is None and tensor.shape[2] == positions):
+        return None
+    return tensor
+
+
+def in_one_order(
+    tensors: Sequence[Tensor | None], rows: Sequence[tuple[int, int]], last: bool | None
+) -> list[Tensor | None]:
+    """The hidden states that a module had in each pass, as `by_sequence_and_position`. What the sizes of one pass do
+    not show, those of another may: the order of the axes is the same in all. `rows`: B and T of each pass."""
+    shapes = [(tensor.shape, sizes) for tensor, sizes in zip(tensors, rows, strict=True) if tensor is not None]
+    if last is None and any(shape[2] != sizes[1] and {*shape[:2]} == {*sizes} for shape, sizes in shapes):
+        last = True
+    turned = {shape[:2] != sizes for shape, sizes in shapes if sizes[0] != sizes[1]}
+    ordered = [by_sequence_and_position(tensor, sizes, last) for tensor, sizes in zip(tensors, rows, strict=True)]
+    if turned != {True} or not last:
+        return ordered
+    return [
+        tensor.transpose(0, 1) if tensor is not None and sizes[0] == sizes[1] else tensor
+        for tensor, sizes in zip(ordered, rows, strict=True)
+    ]
