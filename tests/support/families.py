@@ -339,13 +339,14 @@ def dense_maps(forward: Any, ids: Tensor, mask: Tensor | None, **extra: Any) -> 
             logits = logits.where(attention_mask, -torch.inf)
         else:
             logits = logits + attention_mask.double()
-        blind = (logits < -1e30).all(-1, keepdim=True)  # a query that sees no key attends to nothing
+        blind = (logits < -1e30).all(-1, keepdim=True)  # a query that sees no key gives none any mass
         if s_aux is not None:
             logits = torch.cat([logits, s_aux.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
-        probabilities = logits.softmax(-1)[..., : key.shape[2]].masked_fill(blind, 0.0)
+        hidden = (logits == -torch.inf).all(-1, keepdim=True)  # by a finite mask, the model attends to all keys alike
+        weights = logits.softmax(-1)[..., : key.shape[2]].masked_fill(hidden, 0.0)
         if query.shape[2] > 1:
-            maps.append(probabilities)
-        output = probabilities @ values
+            maps.append(weights.masked_fill(blind, 0.0))
+        output = weights @ values
         return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
     table = ALL_ATTENTION_FUNCTIONS._local_mapping

@@ -16,6 +16,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels import triton_call
 from sinkscope.capture.kernels.compiled_walk import CompiledWalk, supports
 from sinkscope.capture.kernels.sums import AttentionSums, block_edges
+from sinkscope.capture.kernels.unseeing import with_unseeing
 from sinkscope.capture.kernels.walk import UnnormalisedWalk, Walk, walk_of
 from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.errors import all_lines
@@ -31,10 +32,17 @@ _triton_failed = threading.Event()
 def read(call: AttentionCall, failures: list[str] | None = None) -> tuple[Tensor, AttentionSums]:
     """Returns the attention output (B, Tq, H, dv) in the query's dtype, and the sums over its probabilities.
 
+    A query that sees no key has the output that its model computes, and gives no key any mass.
+
     Where Triton fails on this machine, this call and all later ones are computed in torch: slower, but as accurate.
     `failures` then gets a line that says why. An out-of-memory error does not count as such a failure: it is raised, so
     that the batch can be halved. Raises SinkscopeError for an unknown score.
     """
+    output, sums = _read(call, failures)
+    return with_unseeing(call, output), sums
+
+
+def _read(call: AttentionCall, failures: list[str] | None) -> tuple[Tensor, AttentionSums]:
     if kernel_of(call) == TRITON:
         try:
             return triton_call.attend(call)
