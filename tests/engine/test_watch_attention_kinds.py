@@ -7,8 +7,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from families import tiny_model
+from models import random_ids
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 import sinkscope
 
@@ -91,6 +94,26 @@ def test_padding_that_nobody_told_of_is_warned_of(masks: list[Tensor], warned: s
     expected = f"{warned} positions that no query may see, which count as text: if they are padding, give"
     assert [warning[: len(expected)] for warning in run.summary.warnings] == [expected] * (warned is not None)
     np.testing.assert_allclose(run.heads["bos_mass"][:HEADS], model[0].masses(x), atol=1e-6)
+
+
+CHOSEN = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.4
+CHOSEN |= torch.eye(LENGTH, dtype=torch.bool)
+CHOSEN[:, 7] = False
+
+
+@pytest.mark.parametrize("mask", [CHOSEN, CHOSEN.tril()])
+def test_a_position_that_no_query_chose_is_no_padding(mask: Tensor) -> None:
+    """Each query sees keys of its own, and none sees the eighth."""
+    run = watched(Attention(mask=mask).eval(), vectors()).run()
+    assert run.summary.warnings == []
+
+
+def test_keys_that_a_model_chooses_warn_of_no_padding() -> None:
+    """DeepSeek-V3.2 attends to 4 keys of its choice. Tiny models leave some key out in all layers."""
+    model, ids = tiny_model(AutoModelForCausalLM, "deepseek_v32"), random_ids(2, 48)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, use_cache=False)
+    assert not [line for line in seen.run().summary.warnings if "no query may see" in line]
 
 
 @pytest.mark.parametrize("calls", [1, 2])

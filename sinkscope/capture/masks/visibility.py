@@ -98,6 +98,29 @@ class Visibility:
         change.scatter_add_(-1, first, sees).scatter_add_(-1, past, -sees)
         return change.cumsum(-1)[..., :keys]
 
+    def seen(self, start: int, stop: int) -> Bool[Tensor, "b h rows key"]:
+        """Which keys queries start..stop may see."""
+        if self.spans is None:
+            assert self.mask is not None
+            return _seen(strip(self.mask, start, stop, 0, self.keys))
+        first, past = (edge[..., start:stop, None] for edge in self.spans)
+        columns = torch.arange(self.keys, device=first.device)
+        return (columns >= first) & (columns < past)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether some query does not see a key between its first and its last that another query sees: a model chose
+        keys for each, as DeepSeek-V3.2 does. Padding is the same for all queries of a sequence."""
+        if self.spans is not None:
+            return False
+        queries, some = self.counts.shape[-1], self.seen_by[..., None, :] > 0
+        for start in range(0, queries, ROWS):
+            seen = self.seen(start, min(start + ROWS, queries))
+            begun, left = seen.cumsum(-1) > 0, seen.flip(-1).cumsum(-1).flip(-1) > 0
+            if bool((begun & left & some & ~seen).any()):
+                return True
+        return False
+
     def block(self, start: int, stop: int, whole: bool = False) -> BlockMask:
         """The mask of queries start..stop over the keys that they may see. `whole` also includes keys that a window
         hides from all of these queries."""

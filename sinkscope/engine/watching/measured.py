@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +126,8 @@ class Measurer:
                 site, own_cuts = calls.sites[whole.heard.name], cuts[whole.heard.name]
                 parts = self._add(collector, site, whole, masks, own_cuts)
                 if own_cuts is None and whole.queries == whole.keys:
-                    unseen.add(place_of(site.stream, site.module), parts[0][2].seen_by, _is_causal(whole))
+                    seen_by, chosen = parts[0][2].seen_by, partial(_chooses, whole, masks)
+                    unseen.add(place_of(site.stream, site.module), seen_by, _is_causal(whole), chosen)
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
@@ -216,12 +218,14 @@ class Unseen:
     def __init__(self) -> None:
         self._hidden: dict[tuple[str, int], Tensor] = {}
 
-    def add(self, place: str, seen_by: Tensor, causal: bool) -> None:
+    def add(self, place: str, seen_by: Tensor, causal: bool, chosen: Callable[[], bool]) -> None:
         """Adds a call, by the number of queries that see each key, (b | 1, h | 1, T). `causal`: a query need not see
-        its own key, so that the last one tells nothing."""
+        its own key, so that the last one tells nothing. `chosen()`: so does none where the model chooses keys."""
         hidden = seen_by.amax(1) == 0
         if causal:
             hidden[:, -1] = False
+        if bool(hidden.any()) and chosen():
+            return
         key = place, hidden.shape[1]
         self._hidden[key] = hidden & self._hidden[key] if key in self._hidden else hidden
 
@@ -316,6 +320,11 @@ def _seen(whole: Whole) -> Seen:
         score="softmax" if call is None else call.score,
         kernel=None if call is None else (kernel_of(call) or TORCH),
     )
+
+
+def _chooses(whole: Whole, masks: MaskReadings) -> bool:
+    """Whether the model chose the keys of each query, so that one which no query sees need be no padding."""
+    return whole.call is not None and masks.read(whole.call).visible.chosen
 
 
 def _is_causal(whole: Whole) -> bool:
