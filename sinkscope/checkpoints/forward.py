@@ -36,7 +36,7 @@ class Forward:
             raise SinkscopeError(f"{type(model).__name__} reads {needs}, which sinkscope cannot give it")
         self.model = model
         self.signal = needs if needs in KINDS else None
-        self._accepted = set(inspect.signature(model.forward).parameters)
+        self._accepted = set(inspect.signature(model.forward).parameters) | _handed_on(model)
         self.takes = self._accepted.intersection(KINDS)
         config = configuration(model)
         self.decodes = "decoder_input_ids" in self._accepted and bool(getattr(config, "is_encoder_decoder", False))
@@ -113,6 +113,20 @@ class Forward:
         if self.start is None:
             return ids
         return torch.cat([torch.full_like(ids[:, :1], self.start), ids[:, :-1]], -1)
+
+
+def _handed_on(model: nn.Module) -> set[str]:
+    """Keywords that the forward of a model of transformers does not name, and hands on to its language model, as
+    OmniASR's does."""
+    parameters = inspect.signature(model.forward).parameters
+    if not type(model).__module__.startswith("transformers.") or not hasattr(model, "get_decoder"):
+        return set()
+    inner = model.get_decoder()  # type: ignore[operator]
+    several = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_text = "input_ids" in parameters and "attention_mask" not in parameters
+    if inner is model or not isinstance(inner, nn.Module) or not several or not takes_text:
+        return set()
+    return {"attention_mask", "position_ids", "use_cache"} & set(inspect.signature(inner.forward).parameters)
 
 
 DRY_RUN_TOKENS = 16

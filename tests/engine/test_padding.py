@@ -13,12 +13,13 @@ from families import tiny_model
 from models import FAMILIES, random_ids, tiny
 from tiers import slow_but
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 import sinkscope
 from sinkscope.capture import Capture, LayerView, Site, plan
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.self_check import dense_map
 from sinkscope.metrics import registered
@@ -92,6 +93,22 @@ def test_positions_that_count_padding(family: str) -> None:
     run = sinkscope.scan(model, data=padded(rows, "left"), batch_size=2, self_check=False)
     for number, row in enumerate(rows):
         assert_same(run, number, row, model, family)
+
+
+def test_a_mask_that_a_model_hands_on_without_naming_it_is_given() -> None:
+    """OmniASR's forward takes it through **kwargs, for its language model."""
+    model, rows = tiny_model(AutoModelForMultimodalLM, "omniasr"), sequences()
+    given: list[Tensor | None] = []
+    base: Any = wrap_model(model).model
+    base.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: given.append(kwargs.get("attention_mask")), with_kwargs=True
+    )
+    batch = padded(rows, "right")
+    run = sinkscope.scan(model, data=batch, batch_size=2, self_check=False)
+    assert given[-1] is not None
+    assert torch.equal(given[-1], batch["attention_mask"])
+    for number, row in enumerate(rows):
+        assert_same(run, number, row, model, "omniasr")
 
 
 def test_lists_of_unequal_length_are_padded_and_masked() -> None:
