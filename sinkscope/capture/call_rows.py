@@ -74,6 +74,12 @@ class CallRows:
         """Whether some query sees keys that do not follow one another."""
         return any(visible.spans is None for visible in self.visible)
 
+    def _masks(self) -> list[Tensor | None]:
+        """The mask of each pass, for those of which some let a query see keys that do not follow one another."""
+        if any(visible.has_bias for visible in self.visible):
+            return [visible.mask for visible in self.visible]
+        return [visible.seen(0, visible.counts.shape[-1]) for visible in self.visible]
+
     def _visible(
         self, query: Tensor, key: Tensor, held: Tensor | None, known: dict[tuple[object, ...], object],
         taken: list[Taken],
@@ -85,7 +91,7 @@ class CallRows:
             shared = (held.shape, held.cpu().numpy().tobytes(), keys)
         if shared not in known:
             if self._masked:
-                mask = self._rows_of_keys([visible.mask for visible in self.visible], taken, keys)
+                mask = self._rows_of_keys(self._masks(), taken, keys)
                 known[shared] = read_mask(mask, False, query.shape[2], keys, query.device)
             else:
                 joint = from_spans(self.edges(0, taken), self.edges(1, taken), keys)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
-from sinkscope.capture.padded import BEHIND, OWN, TARGET, Padding, Side, valid_spans
+from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.capture.sites import shown_name, stream_of
+from sinkscope.capture.reordered import Order
+from sinkscope.capture.sites import place_of, shown_name, stream_of
 from sinkscope.capture.steps import Steps, Whole
 from sinkscope.capture.still_cached import Taking
 from sinkscope.capture.views import Span
@@ -41,6 +42,7 @@ class Joined:
         self._masks: dict[str, tuple[int, Tensor]] = {}
         self._moved: Tensor | None = None
         self._ended: list[Tensor] = []
+        self._order: Order | None = None
 
     @property
     def length(self) -> int:
@@ -61,7 +63,9 @@ class Joined:
             return None
         taken = self._taking.of_last()
         ids = torch.cat([part.of(piece, 1) for part, piece in zip(taken, pieces, strict=True) if piece is not None], 1)
-        return ids if ids.shape[1] == self.length else None
+        if ids.shape[1] != self.length:
+            return None
+        return ids if self._order is None else self._order.tokens(ids, 1)
 
     def given(self, rows: int) -> list[str] | None:
         """SHA-256 of what each sequence was given beside token ids; None where the ids tell all.
@@ -212,7 +216,8 @@ class Joined:
         In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
         """
         side, sides = self._of_ids, self._sides_told()
-        spans, ends = sides[side].spans if side in sides else self._begun(wholes), self._ends()
+        spans = sides[side].spans if side in sides else self._begun(wholes)
+        ends = self._ends() if self._order is None else None  # the order has seen to them
         if ends is not None:
             told = spans or [(0, self.length)] * len(ends)
             spans = [(start, min(stop, end)) for (start, stop), end in zip(told, ends, strict=True)]
@@ -230,6 +235,10 @@ class Joined:
         """What each mask says. Raises SinkscopeError where it has holes."""
         sides = dict[str, Side]()
         for name, (number, mask) in self._masks.items():
+            again = name == HUGGING_FACE and not self.passes[0].decodes
+            if self._order is not None and (name == self._of_ids or again):
+                sides[name] = Side([(0, count) for count in self._order.counts], self.length)
+                continue
             try:
                 sides[name] = self._side(number, mask, name == self._of_ids)
             except ValueError as error:
@@ -255,10 +264,7 @@ class Joined:
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
         """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""
-        mask = self._taking.of_last()[number].batch(mask)
-        rest = self.length - mask.shape[1] if of_ids else 0
-        if rest > 0 and len(self.passes) > 1:
-            mask = torch.nn.functional.pad(mask, (0, rest), value=1)
+        mask = self._whole_mask(number, mask) if of_ids else self._taking.of_last()[number].batch(mask)
         told = of_ids and (self.ids is not None or len(self.passes) > 1)  # else nothing says how long the input is
         length = min(mask.shape[1], self.length) if told else mask.shape[1]
         spans = valid_spans(mask[:, :length])  # what comes behind are places of a static cache
@@ -268,6 +274,12 @@ class Joined:
                 "sequences of equal length"
             )
         return Side(spans, length)
+
+    def _whole_mask(self, number: int, mask: Tensor) -> Tensor:
+        """The mask of the ids in a pass, and 1 for what came after it."""
+        mask = self._taking.of_last()[number].batch(mask)
+        rest = self.length - mask.shape[1]
+        return torch.nn.functional.pad(mask, (0, rest), value=1) if rest > 0 and len(self.passes) > 1 else mask
 
     def _begun(self, wholes: list[Whole]) -> list[Span] | None:
         """The valid positions of each sequence, where no mask was given for them but a call's own hides their start."""
@@ -288,7 +300,10 @@ class Joined:
         return ends if min(ends) < self.length else None
 
     def wholes(self) -> list[Whole]:
-        """Every attention call over whole sequences, in the order of a pass."""
+        """Every attention call over whole sequences, in the order of a pass. Raises SinkscopeError where a mask has
+        holes, unless they are padding behind a prompt, which no token attends to."""
+        self._order = None
+        self._order = self._order_behind_padding()
         if len(self.passes) > 1:
             self._sides_told()  # a hole in the padding is told, not what it does to each call's mask
         for site in self._sites.values():
@@ -299,7 +314,35 @@ class Joined:
                 )
         known: dict[tuple[object, ...], object] = {}
         taken = self._taking.of_last()
-        return [site.whole(known, taken) for site in self._sites.values()]
+        wholes = [site.whole(known, taken) for site in self._sites.values()]
+        return wholes if self._order is None else [self._in_order(whole, self._order, known) for whole in wholes]
+
+    def _order_behind_padding(self) -> Order | None:
+        """The order that puts the tokens of every sequence together, where one went on behind padding. None where
+        none did, and where attention is computed in a model's own code, or beside an encoder's."""
+        mask = self._masks.get(self._of_ids)
+        if mask is None or len(self.passes) == 1 or any(site.of_maps for site in self._sites.values()):
+            return None
+        if {"encoder", "cross"} & {self._place(site) for site in self._sites.values()} and not self.passes[0].decodes:
+            return None
+        valid = self._whole_mask(*mask)[:, : self.length] != 0
+        ends = self._ends()
+        if ends is not None:
+            valid &= torch.arange(self.length, device=valid.device) < torch.tensor(ends, device=valid.device)[:, None]
+        if valid.shape[1] != self.length or not has_holes(valid) or not bool(valid.any(1).all()):
+            return None
+        return Order.of(valid)
+
+    def _place(self, site: Steps) -> str:
+        return place_of(stream_of(self._model, site.module, site.cross), site.module)
+
+    def _in_order(self, whole: Whole, order: Order, known: dict[tuple[object, ...], object]) -> Whole:
+        if self._place(self._sites[whole.heard.name]) in ("signal", "encoder"):
+            return whole
+        moved = order.whole(whole, known)
+        if moved is None:
+            raise SinkscopeError(BEHIND)
+        return moved
 
 
 def _beginnings(whole: Whole, length: int) -> list[int] | None:

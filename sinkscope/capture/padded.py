@@ -23,6 +23,7 @@ NAMES = {
 """What models call the padding mask of their input (an encoder's, where there is a decoder), of a decoder's input, and
 of what a decoder reads by cross-attention. There, transformers' models take the input's, torch's none."""
 BEHIND = "a sequence goes on behind padding, which is not read: pad prompts on the left"
+"""Said where a token attends to this padding, and where attention is computed in a model's own code."""
 
 
 def masks_by_place(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -76,12 +77,21 @@ def valid_spans(mask: Tensor) -> list[Span] | None:
     valid = mask != 0
     if bool(valid.all()):
         return None
-    count = valid.sum(1)
-    starts = valid.int().argmax(1)
-    ends = valid.shape[1] - valid.flip(1).int().argmax(1)
-    if bool((count == 0).any()) or bool((ends - starts != count).any()):
+    starts, ends = _edges(valid)
+    if has_holes(valid):
         raise ValueError("an attention_mask with holes, or of a sequence without any token")
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def has_holes(valid: Tensor) -> bool:
+    """Whether some row of a padding mask [B, T] has padding between its tokens, or no token."""
+    starts, ends = _edges(valid)
+    return bool((ends - starts != valid.sum(1)).any())
+
+
+def _edges(valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token of each row, and the place after the last."""
+    return valid.int().argmax(1), valid.shape[1] - valid.flip(1).int().argmax(1)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Steps:
     """The rows of one attention call so far. `cross`: its keys are another text's."""
 
     def __init__(self, heard: Heard, cross: bool) -> None:
-        self.name, self.cross, self.named_cross = heard.shown, cross, cross
+        self.name, self.module, self.cross, self.named_cross = heard.shown, heard.module, cross, cross
         self.changed: list[Tensor] = []
         self._heard: list[Heard] = []
         self._around: list[dict[str, Around]] = []
@@ -115,6 +115,11 @@ class Steps:
         self._heard.append(heard)
         self._around.append(around)
         self._rows += heard.queries
+
+    @property
+    def of_maps(self) -> bool:
+        """Whether the model formed the call's maps in its own code."""
+        return self._maps is not None
 
     def _add_map(self, heard: Heard, cached: bool, live: Tensor | None) -> None:
         if self._maps is None:
