@@ -29,6 +29,10 @@ from sinkscope.capture.views import Cut, Part, Pending, Readers, Span, Stream, V
 from sinkscope.errors import SinkscopeError
 
 
+class NotTogether(SinkscopeError):
+    """Raised where attention calls hold fewer sequences than the batch: one at a time may be read."""
+
+
 @dataclass
 class Capture:
     """Watches forward passes of `model` and calls `on_layer` with one LayerView for each site and sequence group.
@@ -170,10 +174,11 @@ class Capture:
         return self._while_paused(hook)
 
     def _next_site(self, path: str, rows: int, lengths: tuple[int, int]) -> Site:
-        """The site of the next call of a module. Raises SinkscopeError where it is no whole map of each sequence."""
+        """The site of the next call of a module. Raises SinkscopeError where it is no whole map of each sequence,
+        NotTogether where it holds fewer sequences than the batch."""
         site, sequences = self._by_call.get((path, self._calls[path])), self._sequences
         if site is None or (sequences is not None and rows < sequences):
-            raise SinkscopeError(
+            raise NotTogether(
                 f"attention module {path!r} was called more often than in the dry run: if for one sequence after "
                 "another, --batch-size 1 reads them; if for pieces of longer sequences, they are not read"
             )

@@ -1,4 +1,4 @@
-"""Runs a scan's batches through the watched model, with a collector per domain; halves them when memory runs out."""
+"""Runs a scan's batches through the watched model, with a collector per domain; makes them smaller where it must."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from accelerate.utils import release_memory
 
 from sinkscope.capture import Capture, Plan, Site
+from sinkscope.capture.watch import NotTogether
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import chosen_batch, is_out_of_memory, not_square, what_would_fit
@@ -244,7 +245,8 @@ class Loop:
         return self.batch_size or min(share, chosen_batch(data.ids.shape[1], self.checkpoint.device))
 
     def _next(self, work: deque[Piece]) -> Shard | None:
-        """Measures the next batch, a smaller one where memory runs out. Returns None where no work is left."""
+        """Measures the next batch: a smaller one where memory runs out, of one sequence where the model attends over
+        one at a time. Returns None where no work is left."""
         if not work:
             return None
         domain, start, stop = work.popleft()
@@ -256,6 +258,10 @@ class Loop:
                 batch = next(batches(data, start, count, self.checkpoint.device))
                 parts = self._one_batch(domain, batch)
                 break
+            except NotTogether:
+                if size == 1:
+                    raise
+                self._fits = 1
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self.processes.tensor:
                     raise
