@@ -42,8 +42,9 @@ class TokenData:
     """Token ids [sequence, T], with or without an attention mask (1 = token, 0 = padding).
 
     A model that takes real vectors reads `vectors` [sequence, T, d] instead of the ids. `extras`: the model's other
-    inputs for each sequence (pictures); such sequences are read one by one. `decoder`: token ids [sequence, T] that a
-    decoder reads while the encoder reads the vectors. `regions`: see Corpus; such rows are padded on the right.
+    inputs for each sequence (pictures, or their sizes); such sequences are read one by one. `decoder`: token ids
+    [sequence, T] that a decoder reads while the encoder reads the vectors. `regions`: see Corpus; such rows are padded
+    on the right.
     """
 
     ids: np.ndarray
@@ -101,9 +102,13 @@ def _decoder_input(ids: np.ndarray, first: int, size: int, device: torch.device)
 
 def _one_sequence(data: TokenData, number: int, device: torch.device) -> Batch:
     assert data.extras is not None
-    ids = torch.from_numpy(np.ascontiguousarray(data.ids[number : number + 1, slice(*data.span(number))])).to(device)
+    read = data.ids if data.vectors is None else data.vectors
+    row = read[number : number + 1, slice(*data.span(number))]
+    inputs = torch.from_numpy(np.ascontiguousarray(row)).to(device)
     extra = {name: value.to(device) for name, value in data.extras[number].items()}
-    return Batch(number, ids, None, None, {"attention_mask": torch.ones_like(ids), **extra})
+    if data.vectors is None:
+        extra = {"attention_mask": torch.ones_like(inputs), **extra}
+    return Batch(number, inputs, None, None, extra)
 
 
 def token_data(data: Any, vocabulary: int | None) -> TokenData:

@@ -20,6 +20,11 @@ NAMES = ("position 0", "position")
 """Names of positions, shown instead of tokens: the first (the class token in most vision models) and all others."""
 
 
+PATCH_COUNTS, PATCH_MASK = "spatial_shapes", "pixel_attention_mask"
+"""Keys of the numbers of patches [picture, 2] down and across, and of the mask of patches [picture, patch], where a
+processor cuts pictures itself: `pixel_values` are then [picture, patch, number], padded on the right (SigLIP 2)."""
+
+
 @dataclass(frozen=True)
 class SignalKind:
     """A kind of signal, which a mapping holds under one name.
@@ -51,12 +56,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Signals:
-    """One signal a sequence, float32, all of one shape: nothing is padded.
+    """One signal a sequence, float32, all of one shape: nothing is padded but `patches`.
 
     Attributes:
         name: the forward's keyword. values: [sequence, ...] as KINDS says.
         text: what the decoder of an encoder-decoder reads, token ids [sequence, T]; None = its start token alone.
         text_from: describes that text in the manifest. warnings: for the run.
+        patches: as PATCH_COUNTS, where `values` are pictures in patches padded on the right, which are read one by one.
     """
 
     name: str
@@ -64,10 +70,20 @@ class Signals:
     text: np.ndarray | None = None
     text_from: str | None = None
     warnings: tuple[str, ...] = ()
+    patches: np.ndarray | None = None
 
     def tokens(self, positions: int) -> TokenData:
         """Returns what the model reads, as sequences of `positions` attention positions."""
-        return TokenData(self._kinds(positions), vectors=self.values, decoder=self.text)
+        kinds = self._kinds(positions)
+        if self.patches is None:
+            return TokenData(kinds, vectors=self.values, decoder=self.text)
+        whole = [torch.ones(1, int(sizes.prod()), dtype=torch.int32) for sizes in self.patches]
+        extras = [
+            {PATCH_COUNTS: torch.from_numpy(sizes[None]), PATCH_MASK: mask}
+            for sizes, mask in zip(self.patches, whole, strict=True)
+        ]
+        there = (kinds >= 0).astype(np.int64)
+        return TokenData(kinds.clip(min=0), None if there.all() else there, vectors=self.values, extras=extras)
 
     def corpus(self, positions: int) -> Corpus:
         """Returns the corpus that the run records. Its fingerprint covers the decoder's text, if there is one."""
@@ -75,12 +91,15 @@ class Signals:
         numbers = self.values
         if self.text is not None:
             numbers = np.concatenate([self.values.ravel(), self.text.ravel().astype(np.float32)])
+        if self.patches is not None:
+            numbers = np.concatenate([self.values.ravel(), self.patches.ravel().astype(np.float32)])
         return Corpus(self.name, self._kinds(positions), pieces, vectors=numbers, warnings=list(self.warnings))
 
     def _kinds(self, positions: int) -> np.ndarray:
-        kinds = np.ones((len(self.values), positions), dtype=np.int64)
+        counts = np.full(len(self.values), positions) if self.patches is None else self.patches.prod(1)
+        kinds = np.where(np.arange(counts.max()) < counts[:, None], 1, -1)
         kinds[:, 0] = 0
-        return kinds
+        return kinds.astype(np.int64)
 
 
 def signal_name(data: Any) -> str | None:
@@ -102,18 +121,39 @@ def signal_data(data: Any, count: int | None, vocabulary: int | None = None) -> 
         values = torch.as_tensor(data[name]).detach().float().cpu().numpy()
     except (TypeError, ValueError, RuntimeError):
         values = np.zeros(0)
-    if values.ndim not in kind.axes or not values.size:
+    patches = _patch_counts(data, values) if name == PIXELS and PATCH_COUNTS in data else None
+    if (values.ndim not in kind.axes and patches is None) or not values.size:
         raise SinkscopeError(f"{name}: numbers of shape {kind.shape} are needed")
     if not np.isfinite(values).all():
         raise SinkscopeError(f"{name} hold NaN or infinity")
-    padding = _padding_mask(data, name)
+    padding = None if patches is not None else _padding_mask(data, name)
     if padding is not None:
         raise SinkscopeError(f"{name}: {padding} marks padding; give {kind.unit}s cut to one size, and no mask")
     text = None
     if DECODER in data:
         text = _decoder_text(data[DECODER], len(values), vocabulary)[:count]
     text_from = f"{DECODER} as given" if text is not None else None
-    return Signals(name, np.ascontiguousarray(values[:count]), text, text_from)
+    if patches is not None:
+        values, patches = values[:, : patches[:count].prod(1).max()], patches[:count]
+    return Signals(name, np.ascontiguousarray(values[:count]), text, text_from, patches=patches)
+
+
+def _patch_counts(data: Any, values: np.ndarray) -> np.ndarray:
+    """The numbers of patches of each picture, [picture, 2]. Raises SinkscopeError where the patches or their mask are
+    not as these say."""
+    sizes = torch.as_tensor(data[PATCH_COUNTS]).cpu().numpy()
+    if values.ndim != 3 or sizes.shape != (len(values), 2) or sizes.dtype.kind not in "iu":
+        raise SinkscopeError(
+            f"{PIXELS} beside {PATCH_COUNTS} [picture, 2]: numbers of shape [picture, patch, number] are needed"
+        )
+    counts = sizes.prod(1)
+    if sizes.min() < 1 or counts.min() < 2 or counts.max() > values.shape[1]:
+        raise SinkscopeError(f"{PATCH_COUNTS}: pictures of 2 to {values.shape[1]} patches are needed")
+    if PATCH_MASK in data:
+        mask = torch.as_tensor(data[PATCH_MASK]).bool().cpu().numpy()
+        if mask.shape != values.shape[:2] or (mask != (np.arange(values.shape[1]) < counts[:, None])).any():
+            raise SinkscopeError(f"{PATCH_MASK} shows other patches than {PATCH_COUNTS} counts")
+    return sizes.astype(np.int64)
 
 
 def _padding_mask(data: Any, name: str) -> str | None:
@@ -253,8 +293,18 @@ def sighted_data(data: Any, count: int | None, vocabulary: int, image_id: int | 
         for name, value in extra.items():
             if value.shape == (1, length):  # one number per token: cut the padding off as from the ids
                 extra[name] = value[:, start:stop]
+        _cut_patches(extra)
     mask = None if ids.mask is None else ids.mask[:count]
     return Sighted(TokenData(ids.ids[:count], mask, extras=extras[:count]), signal)
+
+
+def _cut_patches(extra: dict[str, Tensor]) -> None:
+    """Leaves out what stands behind the patches of a picture, where it is the only one of its sequence."""
+    if PATCH_COUNTS not in extra or len(extra[PATCH_COUNTS]) != 1:
+        return
+    patches = int(_patch_counts(extra, extra[PIXELS].numpy()).prod())
+    for name in {PIXELS, PATCH_MASK} & extra.keys():
+        extra[name] = extra[name][:, :patches]
 
 
 def joined(sequences: Sequence[dict[str, Any]], vocabulary: int) -> Sighted:
