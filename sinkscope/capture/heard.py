@@ -17,7 +17,7 @@ from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.sites import call_name, shown_name
+from sinkscope.capture.sites import STREAM_INPUTS, call_name, shown_name
 from sinkscope.capture.still_cached import bit_sums
 from sinkscope.capture.views import Cut
 
@@ -177,6 +177,7 @@ class Pass:
 
     Attributes:
         root: path of the module that was called.
+        signals: pictures or recordings that were given; None where there are none.
         batch: sequences; None where the inputs do not tell. second: the next axis of the input, which holds the
             sequences where time comes first.
         ids: the token ids that were given, [B, T].
@@ -228,6 +229,7 @@ class Pass:
     asked: bool = False
     shares: list[Share] | None = None
     changes: int = 0
+    signals: int | None = None
 
     @property
     def masks_of_tokens(self) -> dict[str, Tensor]:
@@ -290,6 +292,8 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
     apart = isinstance(kwargs.get(KEYS), Tensor) and len(args) > 1 and not _same(args[0], args[1])
     now.masks = masks_given(kwargs, now.batch, now.second, apart)
+    signals = (kwargs[name] for name in STREAM_INPUTS if isinstance(kwargs.get(name), Tensor))
+    now.signals = next((len(signal) for signal in signals if signal.dim()), None)
     now.cache = cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now

@@ -193,6 +193,32 @@ def test_pictures_beside_padded_text_are_read_whole() -> None:
     assert run.manifest.warnings == [], "is_causal, which CLIP passes, is known"
 
 
+def test_pictures_that_are_not_as_many_as_the_texts_are_a_domain_of_their_own() -> None:
+    """The towers of CLIP attend apart: each is read as by itself."""
+    common = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(
+        text_config={**common, "vocab_size": 60, "max_position_embeddings": 20, "eos_token_id": 59},
+        vision_config={**common, "image_size": 16, "patch_size": 8},
+    )
+    model = transformers.CLIPModel(config).eval()
+    ids, pixels, mask = torch.randint(3, 60, (ROWS, 6)), torch.randn(5, 3, 16, 16), padded(6, 4, "right")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(input_ids=ids, pixel_values=pixels, attention_mask=mask)
+    run = seen.run()
+    assert run.manifest.warnings == []
+    assert [(each.domain, each.sequences) for each in run.manifest.data] == [("watched", ROWS), ("watched, signals", 5)]
+    text = sinkscope.scan(model.text_model, data={"input_ids": ids, "attention_mask": mask})
+    vision = sinkscope.scan(model.vision_model, data={"pixel_values": pixels})
+    for stream, expected in (("text", text), ("vision", vision)):
+        found = run.heads[run.heads["stream"] == stream]
+        for name in ("bos_mass", "entropy", "honor", "sinks_per_sequence"):
+            np.testing.assert_allclose(found[name], expected.heads[name], atol=1e-5, err_msg=name)
+    apart = "scan its text_model and its vision_model by themselves"
+    with pytest.raises(sinkscope.SinkscopeError, match=apart):
+        sinkscope.scan(model, data={"input_ids": ids, "pixel_values": pixels})
+
+
 class Attention(nn.Module):
     """Weights that the module itself forms, after `more` learned vectors."""
 

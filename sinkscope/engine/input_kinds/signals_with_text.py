@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +27,10 @@ from sinkscope.tables.values import Domain, text_regions
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+CONTRASTIVE = ("text_model", "vision_model", "logit_scale")
+"""What CLIP and its like hold: a tower for each input, and the scale of the products of what these return."""
 
 
 class SignalTextInput(InputKind):
@@ -77,7 +83,8 @@ class SignalTextInput(InputKind):
 
     def _given(self) -> Sighted:
         request, vocabulary = self.request, self.checkpoint.vocabulary
-        read = sighted_data(request.handed, request.num_sequences, vocabulary, self._image)
+        with _naming_towers(self.checkpoint.model):
+            read = sighted_data(request.handed, request.num_sequences, vocabulary, self._image)
         if read is None:
             name = type(self.checkpoint.model).__name__
             raise SinkscopeError(
@@ -92,3 +99,17 @@ class SignalTextInput(InputKind):
         count, origin = request.num_sequences, self.checkpoint.origin
         sequences = processed(request.images, request.prompt, count, origin, alone=False)
         return joined(sequences, self.checkpoint.vocabulary)
+
+
+@contextmanager
+def _naming_towers(model: Any) -> Iterator[None]:
+    """Adds to an error of texts and pictures that belong to no common sequence how a model such as CLIP, whose towers
+    attend apart, reads each of them."""
+    try:
+        yield
+    except SinkscopeError as error:
+        if not all(hasattr(model, name) for name in CONTRASTIVE):
+            raise
+        raise SinkscopeError(
+            f"{error}; its texts and pictures attend apart: scan its text_model and its vision_model by themselves"
+        ) from None

@@ -18,7 +18,7 @@ from sinkscope.capture.kernels.attend import TORCH, kernel_of
 from sinkscope.capture.padded import Padding
 from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
 from sinkscope.capture.plan import Plan, sites_of
-from sinkscope.capture.sites import place_of, shown_name
+from sinkscope.capture.sites import place_of, shown_name, stream_of
 from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Cut, Part, Pending, Span, Views
 from sinkscope.engine.collector import Collector, Parts
@@ -95,10 +95,12 @@ class Measurer:
             if heard.projection is not None and heard.value is not None:
                 heard.factors = self.views.factors(heard.projection, heard.heads, heard.value.shape[-1])
 
-    def measure(self, joined: Joined, start: int) -> Sequences | None:
+    def measure(self, joined: Joined, start: int, signals: bool = False) -> Sequences | None:
         """Measures every call of a batch of sequences. None where it holds no attention over positions.
 
-        `start`: number of its first sequence in its domain. Raises SinkscopeError where it cannot be read rightly.
+        `start`: number of its first sequence in its domain. `signals`: measures the pictures or recordings of a pass
+        that are not as many as its texts (None where there are none), which are left out otherwise. Raises
+        SinkscopeError where it cannot be read rightly.
         """
         every = joined.wholes()
         pieces = in_pieces(Keys(whole.heard.module, whole.queries, whole.key) for whole in every)
@@ -111,14 +113,27 @@ class Measurer:
                 raise SinkscopeError(not_read(unread))
             return None
         rows = _rows(joined, wholes)
+        apart = self._apart(joined, wholes, rows)
+        if signals and not apart:
+            return None
+        wholes, rows = (apart, apart[0].heard.rows) if signals else ([w for w in wholes if w not in apart], rows)
         calls = self._calls(joined, wholes, rows, pieces)
         read = [whole for whole in wholes if whole.heard.name in calls.sites]
-        padding, spans = joined.padding(read)
+        padding, spans = (Padding(), None) if signals else joined.padding(read)
         cuts = self._cuts(padding, read, calls)
-        lengths = [joined.length] * rows if spans is None else [stop - first for first, stop in spans]
+        length = max(whole.queries for whole in read) if signals else joined.length
+        lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
         if min(lengths) < 2:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
-        collector = Collector(max(lengths), self.quantities, self.spectra)
+        parts, unseen = self._measured(read, calls, cuts, max(lengths), start)
+        ids = None if signals else _valid_ids(joined.ids, spans)
+        return Sequences(calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows))
+
+    def _measured(
+        self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int
+    ) -> tuple[Parts, Unseen]:
+        """What is measured of these calls, and the positions that no query may see."""
+        collector = Collector(longest, self.quantities, self.spectra)
         collector.begin(start)
         try:
             masks, unseen = MaskReadings(), Unseen()
@@ -133,9 +148,7 @@ class Measurer:
                 raise SinkscopeError(
                     f"layer {bad.layer} ({shown_name(bad.module)}) gives NaN or infinity: the sequence was left out"
                 )
-            ids = _valid_ids(joined.ids, spans)
-            given, count = joined.given(rows), unseen.sequences(rows)
-            return Sequences(calls, rows, max(lengths), lengths, ids, given, collector.commit(), count)
+            return collector.commit(), unseen
         except BaseException:
             collector.drop()
             raise
@@ -210,6 +223,15 @@ class Measurer:
                 raise SinkscopeError(not_read(unread))
             self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread, first.decodes)
         return self._known[key]
+
+    def _apart(self, joined: Joined, wholes: list[Whole], rows: int) -> list[Whole]:
+        """The calls over pictures or recordings that are not as many as the texts of their pass."""
+        signals = joined.passes[0].signals
+        if signals in (None, rows) or joined.passes[0].ids is None or joined.passes[0].cache is not None:
+            return []
+        paths = {whole.heard.module for whole in wholes if whole.heard.rows == signals}
+        towers = {path for path in paths if place_of(stream_of(self.model, path, False), path) == "signal"}
+        return [whole for whole in wholes if whole.heard.module in towers]
 
 
 class Unseen:

@@ -19,7 +19,7 @@ from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.following import Follower
-from sinkscope.engine.watching.measured import Measurer
+from sinkscope.engine.watching.measured import Measurer, Sequences
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
@@ -30,6 +30,8 @@ from sinkscope.tables.columns import metric_set
 
 LABEL = "watched"
 """The domain of what is measured before the first `label`."""
+SIGNALS = "signals"
+"""The end of the name of a domain of pictures or recordings that were not as many as the texts beside them."""
 
 
 class Watch:
@@ -142,13 +144,20 @@ class Watch:
             return watched.run(self._started)
 
     def _measure(self, joined: Joined, label: str) -> int:
-        heap = self._heaps.get(label) or Heap(lambda: GrowingRecord(self._quantities))
-        sequences = self._measurer.measure(joined, heap.count)
+        sequences = self._into_heap(joined, label, False)
         if sequences is None:
             return 0
-        heap.add(sequences)
-        self._heaps[label] = heap
+        if joined.passes[0].signals not in (None, sequences.count):
+            self._into_heap(joined, f"{label}, {SIGNALS}", True)
         return sequences.count
+
+    def _into_heap(self, joined: Joined, label: str, signals: bool) -> Sequences | None:
+        heap = self._heaps.get(label) or Heap(lambda: GrowingRecord(self._quantities))
+        sequences = self._measurer.measure(joined, heap.count, signals)
+        if sequences is not None:
+            heap.add(sequences)
+            self._heaps[label] = heap
+        return sequences
 
     def _why_nothing(self) -> str:
         if self._follower.reasons:
