@@ -16,6 +16,7 @@ import torch
 import transformers
 from families import tiny_model
 from models import random_ids
+from tiers import slow_but
 from torch import Tensor, nn
 from transformers.models.fsmt import modeling_fsmt
 
@@ -71,7 +72,7 @@ def first_cosine(z: Tensor) -> float:
     return float(torch.cosine_similarity(z[:, :1], z[:, 1:], dim=-1).mean())
 
 
-@pytest.mark.parametrize("family", ["fsmt", "xlnet"])
+@pytest.mark.parametrize("family", slow_but(["fsmt", "xlnet"], "fsmt"))
 def test_batches_with_time_first_are_read_as_one_by_one(family: str) -> None:
     several, one = (sinkscope.scan(model_of(family), data=padded(12), batch_size=size) for size in (3, 1))
     for name in ("heads", "layers", "sequences"):
@@ -94,7 +95,7 @@ def test_the_norms_of_fsmt_s_heads_are_those_of_float64() -> None:
         np.testing.assert_allclose(found, first_cosine(read_in(model, path, ids).transpose(0, 1)), atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [12, WIDTH])
+@pytest.mark.parametrize("length", slow_but([12, WIDTH], WIDTH))
 @pytest.mark.parametrize("watched", [False, True])
 def test_channels_before_positions_are_read_also_where_both_are_as_many(watched: bool, length: int) -> None:
     model, ids = model_of("squeezebert"), random_ids(2, length)
