@@ -110,8 +110,8 @@ def tokens_told(run: Run, stream: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: Path) -> None:
-    """XLNet's residual stream has its positions first: nothing says which heads are on, so nothing is said of them."""
+def test_a_model_whose_output_projection_is_not_seen_has_no_tokens_that_switch(tmp_path: Path) -> None:
+    """XLNet's is a matrix without a layer: nothing says which heads are on, so nothing is said of them."""
     run = measured(tiny_model(AutoModel, "xlnet"), random_ids(2, 20) % 90)
     assert run.measured["switch"]["off_rate"].isna().all()
     assert run.measured["switch"]["sink_rows"].notna().all(), "attention is seen all the same"
@@ -121,7 +121,7 @@ def test_a_model_whose_blocks_are_not_seen_has_no_tokens_that_switch(tmp_path: P
         columns = [column.name for column in table_columns(tables_of_questions()[name]) if column.name != "domain"]
         for found in (run.measured[name], load_run(tmp_path / "run").measured[name]):
             assert list(found.columns) == columns
-            assert len(found) == 0
+            assert len(found) == (0 if name == "switch_tokens" else 2 * 20), "a row for each layer and position"
 
 
 @pytest.mark.slow
