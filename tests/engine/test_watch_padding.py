@@ -171,14 +171,18 @@ def test_torch_s_own_transformer(lengths: str, masked: str) -> None:
     assert run.heads.loc[run.heads["module"] == cross, "stream"].eq("cross").all()
 
 
-def test_pictures_beside_padded_text_are_read_whole() -> None:
-    common = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": HEADS}
+def clip(layers: int) -> transformers.CLIPModel:
+    common = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": HEADS}
     torch.manual_seed(0)
     config = transformers.CLIPConfig(
         text_config={**common, "vocab_size": 60, "max_position_embeddings": 20, "eos_token_id": 59},
         vision_config={**common, "image_size": 16, "patch_size": 8},
     )
-    model = transformers.CLIPModel(config).eval()
+    return transformers.CLIPModel(config).eval()
+
+
+def test_pictures_beside_padded_text_are_read_whole() -> None:
+    model = clip(1)
     ids, pixels = torch.randint(3, 60, (ROWS, 5)), torch.randn(ROWS, 3, 16, 16)  # as many tokens as patches and one
     given = {"input_ids": ids, "pixel_values": pixels, "attention_mask": padded(5, 3, "right")}
     with torch.no_grad(), sinkscope.watch(model) as seen:
@@ -195,13 +199,7 @@ def test_pictures_beside_padded_text_are_read_whole() -> None:
 
 def test_pictures_that_are_not_as_many_as_the_texts_are_a_domain_of_their_own() -> None:
     """The towers of CLIP attend apart: each is read as by itself."""
-    common = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": HEADS}
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(
-        text_config={**common, "vocab_size": 60, "max_position_embeddings": 20, "eos_token_id": 59},
-        vision_config={**common, "image_size": 16, "patch_size": 8},
-    )
-    model = transformers.CLIPModel(config).eval()
+    model = clip(2)
     ids, pixels, mask = torch.randint(3, 60, (ROWS, 6)), torch.randn(5, 3, 16, 16), padded(6, 4, "right")
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(input_ids=ids, pixel_values=pixels, attention_mask=mask)
