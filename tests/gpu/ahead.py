@@ -108,12 +108,12 @@ def call_of(feature: str, dtype: torch.dtype, widths: tuple[int, int]) -> Attent
     return call
 
 
-def launches(call: AttentionCall) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of the last launch of each kernel that the call makes."""
+def launches(call: AttentionCall, hopper: bool = False) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of the last launch of each kernel that the call makes, on a Hopper GPU or another."""
     from sinkscope.capture.kernels import triton_kernels
 
     recorded = {name: Launches() for name in KERNELS}
-    with patch.multiple(triton_kernels, **recorded):
+    with patch.multiple(triton_kernels, **recorded), patch.object(triton_call, "is_hopper", lambda device: hopper):
         triton_call.attend(call)
     return {name: each.made[-1] for name, each in recorded.items()}
 
@@ -190,7 +190,8 @@ class Launch:
 
     def taken(self) -> Taken:
         """Compiles the launch."""
-        args, kwargs = launches(call_of(self.feature, getattr(torch, self.dtype), self.widths))[self.kernel]
+        call = call_of(self.feature, getattr(torch, self.dtype), self.widths)
+        args, kwargs = launches(call, self.target == "sm_90")[self.kernel]
         return compiled(self.kernel, args, kwargs, TARGETS[self.target])
 
     def row(self, taken: Taken) -> str:

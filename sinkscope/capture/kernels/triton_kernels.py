@@ -65,6 +65,16 @@ def dots(
 
 @triton.jit
 @no_type_check
+def scaled(products, scale, cap, SOFTCAP: tl.constexpr):
+    """Logits before mask and bias."""
+    logits = products * scale
+    if SOFTCAP:
+        logits = _tanh(logits / cap) * cap
+    return logits
+
+
+@triton.jit
+@no_type_check
 def logits_of(
     products, first_row, row_lanes, first_column, column_lanes, place, masks, scale, cap,
     CAUSAL: tl.constexpr, HIDDEN: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -74,10 +84,8 @@ def logits_of(
     start, count, low, span = place
     hidden, hidden_q, hidden_k, bias, bias_q, bias_k = masks
     at_row, at_column = first_row + row_lanes, first_column + column_lanes
-    logits = products * scale
+    logits = scaled(products, scale, cap, SOFTCAP)
     seen = (at_row < count) & (at_column < span)
-    if SOFTCAP:
-        logits = _tanh(logits / cap) * cap
     if BIAS:
         bias += tl.cast(first_row, tl.int64) * bias_q + tl.cast(first_column, tl.int64) * bias_k
         added = tl.load(bias + row_lanes * bias_q + column_lanes * bias_k, mask=seen, other=0.0)
@@ -116,17 +124,87 @@ def gap_terms(logits, seen, raw_first, at_row, at_column, place, GAP: tl.constex
 
 @triton.jit
 @no_type_check
-def online(logits, others, peak, total, spread):
-    """One step of the online softmax. Returns the tile's weights e^(s - peak), the factor that rescales earlier weights
-    to the new peak, and the updated sums."""
-    logits = tl.where(others, logits, FLOOR)
+def online(logits, others, peak, total, spread, ALL: tl.constexpr):
+    """One step of the online softmax, over all keys of the tile or over `others`. Returns the tile's weights
+    e^(s - peak), the factor that rescales earlier weights to the new peak, and the updated sums."""
+    if not ALL:
+        logits = tl.where(others, logits, FLOOR)
     higher = tl.maximum(peak, tl.max(logits, 1))
     logits -= higher[:, None]
-    weights = tl.where(others, tl.exp(logits), 0.0)
+    weights = tl.exp(logits)
+    if not ALL:
+        weights = tl.where(others, weights, 0.0)
     drop = peak - higher
     fade = tl.exp(drop)
     spread = (spread + total * drop) * fade + tl.sum(weights * logits, 1)
     return weights, fade, higher, total * fade + tl.sum(weights, 1), spread
+
+
+@triton.jit
+@no_type_check
+def whole_tiles(
+    begin, end, top, place, FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """The first and the end of those tiles of begin..end whose every pair is seen and none is of key 0; under a causal
+    order none is of a query with itself or with the key before it either."""
+    start, _, low, span = place
+    inner, outer = begin, end
+    if MASKED:
+        outer = begin
+    else:
+        if FIRST:
+            inner = tl.maximum(begin, 1)
+        outer = tl.minimum(outer, span // BLOCK_N)
+        if CAUSAL:
+            outer = tl.minimum(outer, tl.maximum(start + top - low - 1, 0) // BLOCK_N)
+        inner = tl.minimum(inner, end)
+        outer = tl.maximum(inner, outer)
+    return inner, outer
+
+
+@triton.jit
+@no_type_check
+def row_tile(
+    left, held, query, query_t, key, key_t, value, value_t, top, lanes, key_lanes, raw_first,
+    peak, total, spread, gap, counted, diagonal, before, mixed, place, masks, scale, cap, ALL: tl.constexpr,
+    CAUSAL: tl.constexpr, HIDDEN: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, GAP: tl.constexpr,
+    SQUARE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """Adds the keys from `left` on to a block's row sums and output. ALL: one of `whole_tiles`."""
+    start, count, low, span = place
+    at_row, at_column = top + lanes, left + key_lanes
+    products = dots(
+        held, query, query_t, top, count, key, key_t, left, span, WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, SLICE
+    )  # fmt: skip
+    if ALL:
+        logits, seen = scaled(products, scale, cap, SOFTCAP), True
+    else:
+        logits, seen = logits_of(
+            products, top, lanes[:, None], left, key_lanes[None, :], place, masks, scale, cap, CAUSAL, HIDDEN, BIAS,
+            SOFTCAP,
+        )  # fmt: skip
+    if GAP:
+        if ALL:
+            gap += tl.sum(raw_first[:, None] - logits, 1)
+            counted += BLOCK_N
+        else:
+            more, number = gap_terms(logits, seen, raw_first, at_row, at_column, place, GAP)
+            gap += more
+            counted += number
+    if SQUARE and not (ALL and CAUSAL):
+        ahead = low + left - (start + top)
+        if (ahead < BLOCK_M) & (ahead + BLOCK_N >= 0):  # the tile touches the diagonal or the one below it
+            behind = (start + at_row)[:, None] - (low + at_column)[None, :]
+            diagonal = tl.maximum(diagonal, tl.max(tl.where(seen & (behind == 0), logits, FLOOR), 1))
+            before = tl.maximum(before, tl.max(tl.where(seen & (behind == 1), logits, FLOOR), 1))
+    others = seen
+    if not ALL:
+        others = seen & (low + at_column > 0)[None, :]
+    weights, fade, peak, total, spread = online(logits, others, peak, total, spread, ALL)
+    values = tile(value, value_t, left, span, 0, VALUE_WIDTH, BLOCK_N, BLOCK_V)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
+    return peak, total, spread, gap, counted, diagonal, before, mixed
 
 
 @triton.jit
@@ -159,6 +237,38 @@ def store_rows(at, plane, peaks, real, first, taken_logit, peak, total, spread):
     tl.store(peaks, highest, mask=real)
     tl.store(peaks + plane, inverse, mask=real)
     return highest, inverse, fade, weight * inverse
+
+
+@triton.jit
+@no_type_check
+def column_tile(
+    top, held, query, query_t, key, key_t, peaks, plane, left, lanes, query_lanes, total, lost,
+    place, masks, scale, cap, ALL: tl.constexpr,
+    CAUSAL: tl.constexpr, HIDDEN: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """Adds the queries from `top` on to a block's column sums. ALL: each of them sees all keys of the block.
+
+    A query past the last one has 0 for 1 / sum exp(s - peak), so that it adds 0.
+    """
+    _, count, _, span = place
+    at_row = top + query_lanes
+    products = dots(
+        held, key, key_t, left, span, query, query_t, top, count, WIDTH, BLOCK_N, BLOCK_M, BLOCK_D, SLICE
+    )  # fmt: skip
+    peak = tl.load(peaks + at_row, mask=at_row < count, other=0.0)
+    inverse = tl.load(peaks + plane.to(tl.int64) + at_row, mask=at_row < count, other=0.0)
+    if ALL:
+        weights = tl.exp(scaled(products, scale, cap, SOFTCAP) - peak[None, :])
+    else:
+        logits, seen = logits_of(
+            products, top, query_lanes[None, :], left, lanes[:, None], place, masks, scale, cap, CAUSAL, HIDDEN, BIAS,
+            SOFTCAP,
+        )  # fmt: skip
+        weights = tl.where(seen, tl.exp(tl.where(seen, logits, FLOOR) - peak[None, :]), 0.0)
+    part = tl.sum(weights * inverse[None, :], 1) - lost
+    larger = total + part
+    return larger, (larger - total) - part
 
 
 # Two Triton kernels that read one softmax attention call on a GPU: row sums with the output, then column sums.
@@ -236,30 +346,21 @@ def row_sums(
     diagonal, before = zero + FLOOR, zero + FLOOR
     mixed = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     begin, end = tl.load(reach + 2 * block), tl.load(reach + 2 * block + 1)
-    for step in range(begin, end):
-        left = step * BLOCK_N
-        at_column = left + key_lanes
-        products = dots(
-            held, query, query_t, top, count, key, key_t, left, span, WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, SLICE
+    inner, outer = whole_tiles(begin, end, top, place, FIRST, CAUSAL, HIDDEN or BIAS, BLOCK_N)
+    for turn in range(begin, end - (outer - inner)):  # tiles with a pair to leave out
+        step = tl.where(turn < inner, turn, turn + outer - inner)
+        peak, total, spread, gap, counted, diagonal, before, mixed = row_tile(
+            step * BLOCK_N, held, query, query_t, key, key_t, value, value_t, top, lanes, key_lanes, raw_first,
+            peak, total, spread, gap, counted, diagonal, before, mixed, place, masks, scale, cap, False,
+            CAUSAL, HIDDEN, BIAS, SOFTCAP, GAP, SQUARE, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, SLICE,
         )  # fmt: skip
-        logits, seen = logits_of(
-            products, top, lanes[:, None], left, key_lanes[None, :], place, masks, scale, cap, CAUSAL, HIDDEN, BIAS,
-            SOFTCAP,
-        )  # fmt: skip
-        if GAP:
-            more, number = gap_terms(logits, seen, raw_first, at_row, at_column, place, GAP)
-            gap += more
-            counted += number
-        if SQUARE:
-            ahead = low + left - (start + top)
-            if (ahead < BLOCK_M) & (ahead + BLOCK_N >= 0):  # the tile touches the diagonal or the one below it
-                behind = (start + at_row)[:, None] - (low + at_column)[None, :]
-                diagonal = tl.maximum(diagonal, tl.max(tl.where(seen & (behind == 0), logits, FLOOR), 1))
-                before = tl.maximum(before, tl.max(tl.where(seen & (behind == 1), logits, FLOOR), 1))
-        others = seen & (low + at_column > 0)[None, :]
-        weights, fade, peak, total, spread = online(logits, others, peak, total, spread)
-        values = tile(value, value_t, left, span, 0, VALUE_WIDTH, BLOCK_N, BLOCK_V)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
+    if not (HIDDEN or BIAS):
+        for step in range(inner, outer):
+            peak, total, spread, gap, counted, diagonal, before, mixed = row_tile(
+                step * BLOCK_N, held, query, query_t, key, key_t, value, value_t, top, lanes, key_lanes, raw_first,
+                peak, total, spread, gap, counted, diagonal, before, mixed, place, masks, scale, cap, True, CAUSAL,
+                HIDDEN, BIAS, SOFTCAP, GAP, SQUARE, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, SLICE,
+            )  # fmt: skip
 
     taken_logit = zero + FLOOR
     if SINKS:
@@ -326,21 +427,22 @@ def column_sums(
     total = tl.load(at, mask=at_column < span, other=0.0)
     lost = tl.zeros([BLOCK_N], tl.float32)
     begin, end = tl.load(reach + 2 * block), tl.load(reach + 2 * block + 1)
-    for step in range(begin, end):
-        top = step * BLOCK_M
-        at_row = top + query_lanes
-        products = dots(
-            held, key, key_t, left, span, query, query_t, top, count, WIDTH, BLOCK_N, BLOCK_M, BLOCK_D, SLICE
+    inner = end
+    if not (HIDDEN or BIAS):
+        inner = begin
+        if CAUSAL:  # the first block of queries that all see all keys of the block
+            inner = tl.minimum(end, tl.maximum(begin, tl.cdiv(low + left + BLOCK_N - 1 - start, BLOCK_M)))
+    for step in range(begin, inner):
+        total, lost = column_tile(
+            step * BLOCK_M, held, query, query_t, key, key_t, peaks, plane, left, lanes, query_lanes, total, lost,
+            place, masks, scale, cap, False,
+            CAUSAL, HIDDEN, BIAS, SOFTCAP, WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, SLICE,
         )  # fmt: skip
-        logits, seen = logits_of(
-            products, top, query_lanes[None, :], left, lanes[:, None], place, masks, scale, cap, CAUSAL, HIDDEN, BIAS,
-            SOFTCAP,
-        )  # fmt: skip
-        peak = tl.load(peaks + at_row, mask=at_row < count, other=0.0)
-        inverse = tl.load(peaks + plane.to(tl.int64) + at_row, mask=at_row < count, other=0.0)
-        weights = tl.where(seen, tl.exp(tl.where(seen, logits, FLOOR) - peak[None, :]), 0.0)
-        part = tl.sum(weights * inverse[None, :], 1) - lost
-        larger = total + part
-        lost = (larger - total) - part
-        total = larger
+    if not (HIDDEN or BIAS):
+        for step in range(inner, end):
+            total, lost = column_tile(
+                step * BLOCK_M, held, query, query_t, key, key_t, peaks, plane, left, lanes, query_lanes, total, lost,
+                place, masks, scale, cap, True,
+                CAUSAL, HIDDEN, BIAS, SOFTCAP, WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, SLICE,
+            )  # fmt: skip
     tl.store(at, total, mask=at_column < span)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -77,15 +77,35 @@ class Visibility:
     reach: Int[Tensor, "4 query"]
     has_empty_rows: bool = False
     has_bias: bool = False
+    _by_first: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def seen_by(self) -> Int[Tensor, "b h key"]:
         """The number of queries that may see each key."""
         return self._seen_by(self.counts.shape[-1], self.keys)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every query sees every key, and nothing is added to a logit."""
+        return self.spans is not None and bool((self.counts == self.keys).all())
+
+    @cached_property
+    def triangle(self) -> bool:
+        """Whether query i sees keys 0..i, and nothing is added to a logit."""
+        steps = torch.arange(1, self.counts.shape[-1] + 1, device=self.counts.device)
+        return self.spans is not None and self.causal and bool((self.counts == steps).all())
+
+    @cached_property
+    def _reach_on_host(self) -> Tensor:
+        return self.reach.cpu()
+
     def seen_by_first(self, queries: int) -> Int[Tensor, "b h some"] | None:
-        """The same among the first `queries`, for as many keys; None where there are fewer queries."""
-        return self._seen_by(queries, min(queries, self.keys)) if self.counts.shape[-1] >= queries else None
+        """`seen_by` among the first `queries`, for as many keys; None where there are fewer queries."""
+        if self.counts.shape[-1] < queries:
+            return None
+        if queries not in self._by_first:
+            self._by_first[queries] = self._seen_by(queries, min(queries, self.keys))
+        return self._by_first[queries]
 
     def _seen_by(self, queries: int, keys: int) -> Tensor:
         if self.spans is None:
@@ -138,7 +158,7 @@ class Visibility:
 
     def _edges(self, start: int, stop: int) -> list[int]:
         """Smallest and largest first key, smallest and largest end of queries start..stop."""
-        rows = self.reach[:, start:stop]
+        rows = self._reach_on_host[:, start:stop]
         least, most = rows.amin(1).tolist(), rows.amax(1).tolist()
         return [least[0], most[1], least[2], most[3]]
 
