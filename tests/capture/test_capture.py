@@ -20,7 +20,7 @@ from sinkscope.capture.calls import AttentionCall, Narrowing
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.lazy import made_in_strips
-from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.output_projection import _by_cholesky, output_projection
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 
@@ -164,6 +164,22 @@ def test_projection_factors_keep_norms() -> None:
     weight = linear.weight.detach().unflatten(1, (3, 4))
     expected = torch.einsum("ohd,bhd->bho", weight, x).norm(dim=-1)
     np.testing.assert_allclose(torch.einsum("hrd,bhd->bhr", factors, x).norm(dim=-1), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [8, 5])
+def test_projection_factors_of_an_accelerator_are_as_accurate(rank: int) -> None:
+    """Along the directions that W_O all but loses too, and where a head's slice lacks full rank."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(3, *shape, generator=generator)).Q for shape in ((60, 8), (8, 8)))
+    sizes = 10.0 ** -torch.arange(8)
+    sizes[rank:] = 0.0
+    slices = (left * sizes) @ right.mT
+    vectors = right.double()
+    expected = (slices.double() @ vectors).norm(dim=1)
+    for factors in (_by_cholesky(slices), torch.linalg.qr(slices, mode="r").R):
+        assert factors.dtype == torch.float32
+        ours = (factors.double() @ vectors).norm(dim=1)
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=3e-7)
 
 
 def test_projection_weight_that_cannot_be_read_is_asked_for() -> None:

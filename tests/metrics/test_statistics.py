@@ -15,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinkscope.capture import loops
+from sinkscope.metrics import residual
 from sinkscope.metrics.residual import median_abs
 from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve, spectrum_entropy
 from sinkscope.questions.modules.tables import ModuleRun, amax_position, amax_token
 from sinkscope.runs.statistics import mean, most_frequent, pairwise_cosine, sem
 
 
-@pytest.mark.parametrize("there", ["numpy", "loop", "accelerator"])
-@given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros"]))
+@pytest.mark.parametrize("there", ["numpy", "loop", "accelerator", "accelerator, by a sample"])
+@given(st.integers(1, 200), st.integers(0, 10_000), st.sampled_from(["normal", "ties", "spread", "zeros", "sorted"]))
 def test_median_abs_is_numpy_s(there: str, count: int, seed: int, kind: str) -> None:
     generator = np.random.default_rng(seed)
     values = {
@@ -30,9 +31,11 @@ def test_median_abs_is_numpy_s(there: str, count: int, seed: int, kind: str) -> 
         "ties": generator.integers(-2, 3, size=(8, count)).astype(float),
         "spread": generator.normal(size=(8, count)) * 10.0 ** generator.integers(-30, 30, size=(8, count)),
         "zeros": generator.normal(size=(8, count)) * (generator.random((8, count)) > 0.7),
+        "sorted": np.arange(8 * count).reshape(8, count),
     }[kind].astype(np.float32)
-    if there == "accelerator":
-        with accelerator() as device:
+    if there.startswith("accelerator"):
+        with accelerator() as device, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(residual, "SAMPLE", 8 if there.endswith("sample") else residual.SAMPLE)
             ours = median_abs(torch.from_numpy(values).to(device)).cpu().numpy()
     else:
         with pytest.MonkeyPatch.context() as patch:
@@ -133,6 +136,19 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_solves_spectra_in_threads_of_its_own() -> None:
     """A watched program whose child ran the model waited for ever."""
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=False).returncode == 0
+
+
+def test_spectra_that_the_device_solves_are_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(3, *shape, generator=generator, dtype=torch.float64) for shape in ((20, 8), (8, 20), (6, 6))]
+    inputs[0][1, 0, 0] = torch.nan
+    inputs[2][2] = 0.0
+    expected = [spectrum_entropy(x) for x in inputs]
+    monkeypatch.setattr("sinkscope.metrics.spectra.solves", lambda device: True)
+    for x, right in zip(inputs, expected, strict=True):
+        begun = SpectrumEntropy.of(x)
+        assert not begun.under_way
+        torch.testing.assert_close(begun.tensor(), right, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

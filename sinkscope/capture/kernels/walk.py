@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.sums import BLOCK_BYTES, EARLY, AttentionSums
+from sinkscope.capture.kernels.sums import BLOCK_BYTES, EARLY, AttentionSums, running_sum
 from sinkscope.capture.masks.visibility import BlockMask
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.scores import Score, score_of
@@ -307,7 +307,7 @@ def linear_gap(call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "batch 
         rows = slice(start, min(start + step, queries))
         mean = total
         if running:
-            sums = (as_widest(call.key[:, :, rows]) - first).cumsum(2).add_(total)
+            sums = running_sum(as_widest(call.key[:, :, rows]) - first).add_(total)
             total = sums[:, :, -1:].clone()
             counts = torch.arange(rows.start + 1, rows.stop + 1, device=device, dtype=sums.dtype)
             mean = sums.div_(counts[:, None])
