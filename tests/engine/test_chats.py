@@ -394,7 +394,7 @@ def test_text_and_chats_go_on(chats: str, talker: Any, tiny_folder: Path) -> Non
     assert (generated["queries"] <= 8).all()
     assert (generated["queries"] > 0).all()
     assert [*table] == [column.name for column in table_columns(QUESTION.tables[0])]
-    by_name = sinkscope.scan(str(tiny_folder), data="prose", **asked)
+    by_name = sinkscope.scan(str(tiny_folder), data="prose", device="cpu", **asked)
     by_object = sinkscope.scan(make_model(), tokenizer=talker, data="prose", **asked)
     assert "Special tokens get most attention from" in by_name.summary.streams["text"].measured["regions"]["in_words"]
     assert by_name.manifest.model.class_ == "LlamaModel"

@@ -40,7 +40,7 @@ def test_a_model_larger_than_the_device(
     owner: Any, name: str, words: str, tiny_folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, out_of_memory)
-    assert words in refused(tiny_folder)
+    assert words in refused(tiny_folder, "--device", "cpu")
 
 
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

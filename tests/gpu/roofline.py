@@ -40,8 +40,9 @@ class Peak:
 PEAKS = {
     "A100": Peak(312e12, 19.5e12, 2.039e12, 0.73),
     "H100": Peak(989e12, 67e12, 3.35e12, 0.35),
+    "H200": Peak(989e12, 67e12, 4.8e12, 0.35),
 }
-"""Peaks: NVIDIA's data sheets of A100 80GB SXM and H100 SXM. Shares: at best 73 % of an A100 (Dao 2023,
+"""Peaks: NVIDIA's data sheets of A100 80GB SXM, H100 SXM and H200 SXM. Shares: at best 73 % of an A100 (Dao 2023,
 arXiv:2307.08691) and 35 % of an H100 (Shah and others 2024, arXiv:2407.08608)."""
 
 
