@@ -76,6 +76,23 @@ keys up to i. Where attention goes both ways, as many are ahead, up to i+W-1; in
 window is an even number. Models count windows both ways in other ways: the configurations of ModernBERT and T5Gemma
 name W-1, and that of T5Gemma 2 names all the keys that a query sees.
 
+## Learned keys
+
+A model may put learned keys and values beside those of its tokens: memory, null or bias keys, or one of zeros. Such a
+key belongs to no token, so that no column counts it among the keys j. What it takes of a query's attention is what a
+learned sink takes: it is in [learned_sink_mass](#learned_sink_mass), and where a definition names a learned sink, a
+learned key is meant, too. A key of zeros whose value is 0 is a learned sink with logit 0. The logit of another one
+depends on the query: sink_margin holds it against key 0, and the columns of logits and norms leave it out.
+
+Where the value of a learned key is not 0, it adds a part to the output that comes from no token:
+
+- Columns of w_i tell what the head writes, and this part is in it: ahon, lthon, honor and what follows from them,
+  residual_write, compensation, rank_output. A head that attends to its learned key alone is not dormant by them if the
+  value is as large as other heads' outputs.
+- Columns of o_i tell what comes from the tokens, without this part: gate_open, and those of `--measure switch`.
+- Columns that take the output for a sum over tokens are empty: avgcos_attention and what follows from it, and
+  distant_write.
+
 ## Symbols
 
 """

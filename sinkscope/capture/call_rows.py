@@ -14,7 +14,7 @@ from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
 JOINED = frozenset({
-    *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "score"),
+    *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "score", "learned"),
 })  # fmt: skip
 """The fields of a call whose rows can be put together."""
 
@@ -50,14 +50,16 @@ class CallRows:
         query = joined([call.query for call in self.calls], taken, 2)
         visible = self._visible(query, key, held, known, taken)
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
-        bias = self._bias(known, taken, key.shape[2])
-        call = replace(self.calls[0], query=query, key=key, value=value, mask=mask, bias=bias, causal=False)
+        bias, sinks = self._bias(known, taken, key.shape[2]), self._sinks(taken)
+        call = replace(
+            self.calls[0], query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, causal=False
+        )
         return call.with_visible(visible)
 
     def _check(self, held: Tensor | None) -> None:
         for call in self.calls:
             beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
-            if beyond or (call.sinks is not None and call.sinks.shape[2] != 1):
+            if beyond or _number(call) != _number(self.calls[0]):
                 raise SinkscopeError(
                     f"the {beyond[0] if beyond else 'sinks'} of {self.name} changes from step to step over a cache, "
                     "which is not read: run it with use_cache=False"
@@ -68,6 +70,17 @@ class CallRows:
                 f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
                 "use_cache=False"
             )
+
+    def _sinks(self, taken: list[Taken]) -> Tensor | None:
+        """The sinks of all queries: one row for all, or the rows of each pass."""
+        sinks = [call.sinks for call in self.calls if call.sinks is not None]
+        if not sinks:
+            return None
+        alike = all(each.shape == sinks[0].shape and (len(each), each.shape[2]) == (1, 1) for each in sinks)
+        if alike and bool((torch.cat(sinks) == sinks[0]).all()):
+            return sinks[0]
+        rows = zip(sinks, self.calls, strict=True)
+        return joined([each.expand(len(call.query), -1, call.lengths[0], -1) for each, call in rows], taken, 2)
 
     @property
     def _masked(self) -> bool:
@@ -126,6 +139,11 @@ class CallRows:
             rows.append(torch.nn.functional.pad(own, (offset, keys - offset - own.shape[3]), value=hidden))
         sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
         return torch.cat([row.expand(*sizes, -1, -1) for row in rows], 2)
+
+
+def _number(call: AttentionCall) -> int:
+    """How many sinks a call has."""
+    return 0 if call.sinks is None else call.sinks.shape[3]
 
 
 def _ends_of_heads(end: Tensor, heads: int) -> Tensor:

@@ -30,6 +30,8 @@ class AttentionCall:
         sinks: extra logits in the denominator of the softmax, (B | 1, H, Tq | 1, n).
         window: the sliding window that the model names. For information only: the mask already applies it.
         score: how logits become attention: softmax, or a name in `scores.SCORES`.
+        learned: (1, G, n, dv), the values of learned keys that belong to no token, whose logits are the last n of
+            `sinks`; None where all are 0. The output that is computed is without them: `learned_keys.added_output`.
     """
 
     query: Tensor
@@ -43,6 +45,7 @@ class AttentionCall:
     sinks: Tensor | None = None
     window: int | None = None
     score: str = "softmax"
+    learned: Tensor | None = None
     _visible: Visibility | None = field(default=None, init=False, repr=False)
 
     def beyond(self, understood: Collection[str]) -> list[str]:

@@ -110,7 +110,7 @@ class Heard:
         module: path of the module that made it. number: how many calls that module had made in the pass before.
         path: how the call was read, as in Site.
         call: its tensors; None where only the model's own map was seen, of which `parts` were taken.
-        query, key, value, output: as in AttentionMap.
+        query, key, value, output, of_tokens: as in AttentionMap; of a call that was heard, `of_tokens` is None.
         dropped: the output is that of attention after dropout.
         projection: path of the output projection; None where there is none.
         projected: what the projection read, in the shape of `output`.
@@ -143,6 +143,7 @@ class Heard:
     folded: bool = False
     time_first: bool = False
     factors: Tensor | None = None
+    of_tokens: Tensor | None = None
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import call_of, is_causal_without_mask
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
-from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
+from sinkscope.capture.learned_keys import LearnedKeys
 from sinkscope.capture.output_projection import output_projection
 from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
@@ -144,8 +144,7 @@ class CallHearing:
         query, key, value = tensors
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
-        call = detached(call_of(query, key, value, mask, causal, rest))
-        self._check_keys(path, call)
+        call = self._learned.without(path, detached(call_of(query, key, value, mask, causal, rest)))
         self._resume(path, call, query.shape[2], partial(_end_of, call))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
         if self.now is not None and self.now.shares is not None:
@@ -158,9 +157,8 @@ class CallHearing:
     def _sdpa(self, found: SdpaCall) -> None:
         assert self.now is not None
         heads = self._heads(found.module, found.call.query, self.now.batch)
-        call = detached(found.unfolded(heads))
+        call = self._learned.without(found.module, detached(found.unfolded(heads)))
         output = found.unfolded_output(heads or call.query.shape[1]).detach()
-        self._check_keys(found.module, call)
         self._resume(found.module, call, call.query.shape[2], partial(_end_of, call))
         heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
         heard.folded = _may_be_turned(found, heard)
@@ -181,12 +179,11 @@ class CallHearing:
         heads = self._heads(found.module, found.seen.probabilities, self.now.batch)
         if heads is None:
             return
-        seen = detached(found.unfolded(heads))
-        queries, keys = seen.probabilities.shape[-2:]
         counts = head_counts(self.model, found.module)
         if counts and heads not in counts:
             return
-        self._check_keys(found.module, seen)
+        seen = self._learned.without(found.module, detached(found.unfolded(heads)))
+        queries, keys = seen.lengths
         self._resume(found.module, seen, queries, partial(end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
         pools = self._place(found.module, False) != "cross" and _pools(seen.probabilities)
@@ -212,11 +209,7 @@ class CallHearing:
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
         heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
-
-    def _check_keys(self, module: str, record: AttentionCall | AttentionMap) -> None:
-        """Refuses the pass where a module puts learned keys beside those of its tokens."""
-        if self._learned.beside(module, record):
-            self._refuse(learned_keys(module))
+        heard.of_tokens = seen.of_tokens
 
     def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:
         """Asks whether the pass goes on over a cache of the model's own; see Pass."""

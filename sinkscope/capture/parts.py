@@ -84,13 +84,14 @@ def of_part(call: tuple[int, int, int], given: torch.Size | None, length: int | 
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys (B, G, Tk, d) of one call; None where they were not seen, or have no numbers. `onward`: its queries are
-    the last of more keys, in causal order."""
+    """The keys (B, G, Tk, d) and values of one call, without learned ones that belong to no token; None where they were
+    not seen, or have no numbers. `onward`: its queries are the last of more keys, in causal order."""
 
     module: str
     queries: int
     key: Tensor | None
     onward: bool = False
+    value: Tensor | None = None
 
 
 def in_pieces(calls: Iterable[Keys]) -> set[str]:
@@ -117,20 +118,6 @@ def keeps_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
         if call.onward and call.key is not None and earlier.key is not None and call.module == earlier.module:
             past = min(call.key.shape[2] - call.queries, earlier.key.shape[2])
             if torch.equal(call.key[:, :, : -call.queries][:, :, -past:], earlier.key[:, :, -past:]):
-                return call.module
-    return None
-
-
-def holds_same_keys(calls: Iterable[Keys], before: Iterable[Keys]) -> str | None:
-    """The first module with some keys, beside others, that are those of the pass before, though every token is another:
-    it has learned them. None where none does."""
-    for call, earlier in zip(calls, before, strict=False):
-        if call.key is None or earlier.key is None or call.module != earlier.module:
-            continue
-        if call.key.shape == earlier.key.shape and call.queries != call.key.shape[2]:
-            same = (call.key == earlier.key).all(-1).flatten(0, 1).all(0)
-            given = (call.key != 0).any(-1).flatten(0, 1).any(0)  # slots that stand empty hold zeros
-            if bool((same & given).any()) and not bool(same.all()):
                 return call.module
     return None
 

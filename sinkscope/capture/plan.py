@@ -18,10 +18,10 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
-from sinkscope.capture.learned_keys import LearnedKeys, learned_keys
+from sinkscope.capture.learned_keys import LearnedKeys, Places, Record, not_read, unchanged, without
 from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
-from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, holds_same_keys, in_pieces, keeps_keys, no_maps
+from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory, is_smaller_than_kernel
 from sinkscope.capture.shapes import shape_of
 from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
@@ -48,6 +48,13 @@ class Plan:
     """As `keywords`: those that code outside sinkscope has declared."""
     calls: Mapping[str, int] = field(default_factory=dict)
     """How often each module is called in the dry run: several times where layers share it, or in a loop."""
+    learned: Mapping[str, Places] = field(default_factory=dict)
+    """Where the modules that put learned keys beside those of their tokens put these."""
+
+    def of_tokens(self, path: str, record: Record) -> Record:
+        """The record of a call in the module at `path` without the keys that it has learned; see `learned_keys`."""
+        places = self.learned.get(path)
+        return record if places is None else without(path, record, places)
 
     @property
     def inline(self) -> bool:
@@ -75,8 +82,9 @@ def plan(
                 f"attention module {module!r} attends to keys of earlier passes, in a cache of its own: each sequence "
                 "would read the one before"
             )
-        if other is not None and (module := holds_same_keys(run.keys, before.keys)) is not None:
-            raise SinkscopeError(learned_keys(module))
+        known = {} if other is None else unchanged(run.keys, before.keys)
+        if known:
+            run = _dry_run(model, forward, failures, passed, advice, known)
     seen = run.seen
     if not seen:
         raise SinkscopeError(
@@ -86,58 +94,79 @@ def plan(
     if failures:  # Triton failed in some call: no layer tries it again
         seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
     positions = max(record.queries for record in seen)
-    return Plan(sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.calls)
+    return Plan(
+        sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.calls, run.learned
+    )
 
 
 @dataclass(frozen=True)
 class _DryRun:
-    """The calls of a pass that are whole maps, the keys of all calls, and what `Plan` has of the pass as `unread` and
-    `calls`."""
+    """The calls of a pass that are whole maps, the keys of all calls, and what `Plan` has of the pass as `unread`,
+    `calls` and `learned`."""
 
     seen: list[Seen]
     keys: list[Keys]
     unread: tuple[str, ...]
     calls: Mapping[str, int]
+    learned: Mapping[str, Places]
 
 
 class _Kept:
     """The calls of a dry run: their keys, and the records of those that are whole maps."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, known: Mapping[str, Places]) -> None:
         self.seen: list[Seen] = []
         self.keys: list[Keys] = []
-        self._learned = LearnedKeys(model)
+        self._learned = LearnedKeys(model, known)
+
+    @property
+    def learned(self) -> dict[str, Places]:
+        """Where modules put learned keys beside those of their tokens."""
+        return {path: places for path, places in self._learned.found.items() if places.count}
+
+    def of_tokens(self, module: str, call: Record) -> Record:
+        """A call over its tokens' keys alone. Raises SinkscopeError where a module has learned ones in some calls
+        alone, or some that cannot be told from those of tokens."""
+        if call.lengths[0] < 2:
+            return call
+        before = self._learned.found.get(module)
+        found = self._learned.without(module, call)
+        if before not in (None, self._learned.found[module]):
+            raise SinkscopeError(not_read(module, "some of its calls have them, and some have not"))
+        return found
 
     def keep(self, record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
-        """Raises SinkscopeError for a call with learned keys beside those of its tokens."""
-        if call.lengths[0] > 1 and self._learned.beside(module, call):
-            raise SinkscopeError(learned_keys(module))
-        key = None if call.key is None or call.key.is_meta else call.key
-        self.keys.append(Keys(module, call.lengths[0], key, onward))
+        """Keeps a call, and its record where it is a whole map."""
+        key, value = (None if each is None or each.is_meta else each for each in (call.key, call.value))
+        self.keys.append(Keys(module, call.lengths[0], key, onward, value))
         if record is not None:
             self.seen.append(record)
 
 
-def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed, advice: str) -> _DryRun:
+def _dry_run(
+    model: nn.Module, forward: Callable[[], Any], failures: list[str], passed: Passed, advice: str,
+    known: Mapping[str, Places] | None = None,
+) -> _DryRun:  # fmt: skip
     names = {module: name for name, module in model.named_modules()}
-    kept = _Kept(model)
+    kept = _Kept(model, known or {})
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
         if module not in names:
             raise SinkscopeError(f"an attention module outside the model was called: {type(module).__name__}")
         with watch.paused():
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
+            call = kept.of_tokens(names[module], call)
             record = _seen(names[module], call, INTERFACE, window_of(call.mask))
             kept.keep(record if call.of_positions else None, names[module], call)
             return output
 
     def inline(found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
-            call = found.unfolded(None)
+            call = kept.of_tokens(found.module, found.unfolded(None))
             record = _seen(found.module, call, INLINE, window_of(found.call.mask)) if call.of_positions else None
             kept.keep(record, found.module, call, _onward(call))
         else:
-            maps = found.unfolded(found.seen.probabilities.shape[-3])
+            maps = kept.of_tokens(found.module, found.unfolded(found.seen.probabilities.shape[-3]))
             kept.keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
     watch = InlineWatch(inline, model)
@@ -155,7 +184,7 @@ def _dry_run(model: nn.Module, forward: Callable[[], Any], failures: list[str], 
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
     whole = [record for record in seen if record.module not in parts]
-    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls)
+    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned)
 
 
 def _onward(call: AttentionCall) -> bool:

@@ -54,7 +54,8 @@ class Order:
         query = self.tokens(call.query, 2)
         key, value = (self.tokens(tensor, 2) if square else tensor for tensor in (call.key, call.value))
         bias = None if call.bias is None else self._pairs(call.bias.expand(len(query), -1, length, -1), square)
-        call = replace(call, query=query, key=key, value=value, mask=mask, bias=bias, causal=False)
+        sinks = call.sinks if call.sinks is None or call.sinks.shape[2] == 1 else self.tokens(call.sinks, 2)
+        call = replace(call, query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, causal=False)
         return replace(
             whole, call=call.with_visible(visible), query=moved(whole.query, 2), key=moved(whole.key, 2, True),
             value=moved(whole.value, 2, True), output=moved(whole.output, 1), projected=moved(whole.projected, 1),

@@ -45,6 +45,7 @@ class Whole:
     output: Tensor | None
     projected: Tensor | None
     stream: Callable[[str | None], Stream]
+    of_tokens: Tensor | None = None
 
     @property
     def ends(self) -> Tensor:
@@ -333,7 +334,7 @@ class Steps:
         )
         return Whole(
             first, maps.queries, keys, None, found, self.named_cross, query, key, value, output, read_next,
-            partial(self._stream, taken),
+            partial(self._stream, taken), self._rows_of("of_tokens", taken, 1),
         )  # fmt: skip
 
     def _rows_of(self, name: str, taken: list[Taken], axis: int) -> Tensor | None:

@@ -30,13 +30,13 @@ class Missing(Exception):
 class LayerView:
     """One attention call on one batch, whose sequences all have length T. Tensors have the model's dtype.
 
-    Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv);
-    residual_in x, attention_input z, residual_out e (B, T, D); raw_written, what the output projection returns less its
-    bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each may be None: use the properties,
-    or `need`, which raise Missing. `raw_factors` gives `factors`, which are computed where a column reads them.
-    `head_mean` turns the mean over this process's heads into that over all `layer_heads` of the layer; None where it
-    holds them all. `readings`: what readers made of the call. `sampled`: number of its first sequences that columns too
-    slow for every sequence are measured on.
+    Shapes: query (B, H, T, d), key (B, G, T, d), value (B, G, T, dv), output o and projected w (B, T, H, dv), of which
+    w alone has what learned keys add; residual_in x, attention_input z, residual_out e (B, T, D); raw_written, what the
+    output projection returns less its bias, summed over all heads (B, T, D), kept where a measurement asks for it. Each
+    may be None: use the properties, or `need`, which raise Missing. `raw_factors` gives `factors`, which are computed
+    where a column reads them. `head_mean` turns the mean over this process's heads into that over all `layer_heads` of
+    the layer; None where it holds them all. `readings`: what readers made of the call. `sampled`: number of its first
+    sequences that columns too slow for every sequence are measured on.
     """
 
     site: Site

@@ -15,6 +15,7 @@ from sinkscope.capture.inline.calls import as_output, check_axes, sequences_firs
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_keys
 from sinkscope.capture.kernels.sums import AttentionSums
+from sinkscope.capture.learned_keys import added_output
 from sinkscope.capture.output_projection import factors_of, projection_weight
 from sinkscope.capture.plan import INLINE
 from sinkscope.capture.sites import Site, shown_name
@@ -26,8 +27,8 @@ Span = tuple[int, int]
 """The first valid position of a sequence, and the one after its last."""
 
 
-UNDERSTOOD = frozenset({"query", "key", "value", "mask", "bias", "sinks"})
-"""The tensors of a call that are cut."""
+UNDERSTOOD = frozenset({"query", "key", "value", "mask", "bias", "sinks", "learned"})
+"""The tensors of a call that are cut, or that all sequences share."""
 
 
 class Cut:
@@ -127,12 +128,28 @@ def readings(readers: Readers, call: AttentionCall | AttentionMap) -> dict[str, 
 
 
 @dataclass
+class Outputs:
+    """The output of a call, (B, Tq, H, dv). `of_tokens`: that of its tokens' values alone; None where no learned value
+    adds to it."""
+
+    whole: Tensor
+    of_tokens: Tensor | None = None
+
+    def put(self, place: Any, own: Outputs) -> None:
+        """Writes the output of one sequence in its place."""
+        self.whole[place] = own.whole[0]
+        if self.of_tokens is not None and own.of_tokens is not None:
+            self.of_tokens[place] = own.of_tokens[0]
+
+
+@dataclass
 class Pending:
     """One attention call of the current pass, kept until its block has ended.
 
     `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
     what the output projection adds, (B, T, D). `time_first`: it reads and adds [T, B]. `factors`: as in LayerView,
-    where they were kept when the call was made; None takes those of the weights as they are now.
+    where they were kept when the call was made; None takes those of the weights as they are now. `of_tokens`: as in
+    Outputs.
     """
 
     site: Site
@@ -147,6 +164,7 @@ class Pending:
     folded: bool = False
     factors: Tensor | None = None
     time_first: bool = False
+    of_tokens: Tensor | None = None
 
     @property
     def reads_channels_last(self) -> bool:
@@ -213,22 +231,31 @@ class Views:
 
     def of_call(
         self, name: str, call: AttentionCall, masks: MaskReadings, cuts: list[Cut] | None
-    ) -> tuple[Tensor, list[Part]]:
-        """The output of a call (B, Tq, H, dv), zero at padding, and its parts: the whole batch, or each sequence of a
-        padded one. `name` is the site's, for errors."""
+    ) -> tuple[Outputs, list[Part]]:
+        """The output of a call, zero at padding, and its parts: the whole batch, or each sequence of a padded one.
+        `name` is the site's, for errors."""
         if cuts is None:
             call = masks.read(call)
-            output, sums = read(call, self.failures)
-            return output, [(slice(0, call.query.shape[0]), None, sums, readings(self.readers, call))]
+            outputs, sums = self._read(call)
+            return outputs, [(slice(0, call.query.shape[0]), None, sums, readings(self.readers, call))]
         batch, heads, queries, _ = call.query.shape
-        output, parts = call.query.new_zeros(batch, queries, heads, call.value.shape[-1]), list[Part]()
+        outputs, parts = Outputs(call.query.new_zeros(batch, queries, heads, call.value.shape[-1])), list[Part]()
+        if call.learned is not None:
+            outputs.of_tokens = torch.zeros_like(outputs.whole)
         for cut in cuts:
             cut.check(name, batch, (queries, call.key.shape[2]), len(cuts))
             part = masks.read(cut.call(call), call.mask, cut.index)
-            rows, sums = read(part, self.failures)
-            output[cut.index, cut.rows(queries)] = rows[0]
+            own, sums = self._read(part)
+            outputs.put((cut.index, cut.rows(queries)), own)
             parts.append((cut.batch_row, cut, sums, readings(self.readers, part)))
-        return output, parts
+        return outputs, parts
+
+    def _read(self, call: AttentionCall) -> tuple[Outputs, AttentionSums]:
+        output, sums = read(call, self.failures)
+        added = added_output(call, sums)
+        if added is None:
+            return Outputs(output), sums
+        return Outputs((output.to(added.dtype) + added).to(output.dtype), output), sums
 
     def of_map(self, name: str, seen: AttentionMap, cuts: list[Cut] | None) -> list[Part]:
         """The parts of a map that the model computed itself."""
@@ -254,7 +281,7 @@ class Views:
             site=site,
             epsilon=self.epsilon,
             attention=sums,
-            output=part(pending.output, 1),
+            output=part(pending.output if pending.of_tokens is None else pending.of_tokens, 1),
             raw_query=part(pending.query, 2),
             raw_key=part(pending.key, 2, "keys"),
             raw_value=part(pending.value, 2, "keys"),

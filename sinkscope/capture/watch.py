@@ -19,13 +19,14 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap
+from sinkscope.capture.learned_keys import Record, not_read
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import projection_bias
 from sinkscope.capture.parts import of_part
 from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import LayerView
-from sinkscope.capture.views import Cut, Part, Pending, Readers, Span, Stream, Views
+from sinkscope.capture.views import Cut, Pending, Readers, Span, Stream, Views
 from sinkscope.errors import SinkscopeError
 
 
@@ -188,6 +189,8 @@ class Capture:
                 f"attention module {site.name!r} attends in parts of sequences as long as these, such as windows, "
                 "which are not read: give shorter ones, or watch the model, which leaves out such layers alone"
             )
+        if path in self.plan.learned and not site.cross and lengths[0] != lengths[1]:
+            raise SinkscopeError(not_read(path, "their number changes with that of the tokens"))
         self._calls[path] += 1
         return site
 
@@ -195,44 +198,52 @@ class Capture:
         if not call.of_positions or self._names.get(module) in self.plan.unread:
             with self._watch.paused():
                 return read(self._masks.read(call), self.plan.failures)[0]
+        call = self._of_tokens(self._names.get(module, ""), call)
         site = self._next_site(self._names.get(module, ""), call.query.shape[0], call.lengths)
         with self._watch.paused():
-            output, parts = self._measure(site, call)
-        self._keep(Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output))
-        return output
+            pending = self._of_call(site, call)
+        self._keep(pending)
+        assert pending.output is not None
+        return pending.output
 
     def _inline(self, found: InlineCall | SdpaCall) -> None:
         if (found.module, 0) not in self._by_call:
             return  # the dry run found that this module is no attention
-        seen = found.unfolded(self._by_call[found.module, 0].heads)
-        tensor = seen.probabilities if isinstance(seen, AttentionMap) else seen.query
-        site = self._next_site(found.module, tensor.shape[0], seen.lengths)
-        pending = self._of_map(site, found) if isinstance(found, InlineCall) else self._of_sdpa(site, found)
+        heads = self._by_call[found.module, 0].heads
+        if isinstance(found, SdpaCall):
+            call = self._of_tokens(found.module, found.unfolded(heads))
+            site = self._next_site(found.module, len(call.query), call.lengths)
+            pending = self._of_call(site, call)
+            pending.output = found.unfolded_output(heads)
+        else:
+            seen = self._of_tokens(found.module, found.unfolded(heads))
+            site = self._next_site(found.module, len(seen.probabilities), seen.lengths)
+            pending = self._of_map(site, seen)
         pending.projected = pending.output if found.feeds_projection else None
         pending.folded = found.folded and not found.feeds_projection and pending.rows[0] > 1 and site.heads > 1
         self._keep(pending)
 
-    def _of_map(self, site: Site, inline_call: InlineCall) -> Pending:
-        seen = inline_call.unfolded(site.heads)
+    def _of_tokens(self, path: str, record: Record) -> Record:
+        with self._watch.paused():
+            return self.plan.of_tokens(path, record)
+
+    def _of_map(self, site: Site, seen: AttentionMap) -> Pending:
         if self.on_call is not None:
             self.on_call(site, seen)
         parts = self._views.of_map(site.name, seen, self.cuts)
         rows = (seen.probabilities.shape[0], seen.probabilities.shape[-2])
-        return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output)
+        return Pending(site, parts, rows, seen.query, seen.key, seen.value, seen.output, of_tokens=seen.of_tokens)
 
-    def _of_sdpa(self, site: Site, inline_call: SdpaCall) -> Pending:
-        call, output = inline_call.unfolded(site.heads), inline_call.unfolded_output(site.heads)
-        _, parts = self._measure(site, call)
-        return Pending(site, parts, (output.shape[0], output.shape[1]), call.query, call.key, call.value, output)
+    def _of_call(self, site: Site, call: AttentionCall) -> Pending:
+        if self.on_call is not None:
+            self.on_call(site, call)
+        outputs, parts = self._views.of_call(site.name, call, self._masks, self.cuts)
+        rows = outputs.whole.shape[0], outputs.whole.shape[1]
+        return Pending(site, parts, rows, call.query, call.key, call.value, outputs.whole, of_tokens=outputs.of_tokens)
 
     def _keep(self, pending: Pending) -> None:
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending
-
-    def _measure(self, site: Site, call: AttentionCall) -> tuple[Tensor, list[Part]]:
-        if self.on_call is not None:
-            self.on_call(site, call)
-        return self._views.of_call(site.name, call, self._masks, self.cuts)
 
     def _finish(self, ended: list[Pending], residual_out: Tensor | None = None) -> None:
         for pending in ended:

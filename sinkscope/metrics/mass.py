@@ -118,9 +118,10 @@ def uniformity(view: LayerView) -> HeadValues:
 
 @head_metric(unit="probability", range="[0, 1]", source="ours", dormant="high")
 def learned_sink_mass(view: LayerView) -> HeadValues:
-    """Mean over all queries i of 1 - sum_j A[i,j]: the mass that a learned sink logit takes, as in gpt-oss. It is 0 in
-    a softmax without one, also for a query that sees no key. Empty where attention is no softmax, and where rows of a
-    model's own map sum to less than 1 and their logits were not seen."""
+    """Mean over all queries i of 1 - sum_j A[i,j]: the mass that a learned sink logit takes, as in gpt-oss, or a
+    learned key that belongs to no token. It is 0 in a softmax without one, also for a query that sees no key. Empty
+    where attention is no softmax, and where rows of a model's own map sum to less than 1 and their logits were not
+    seen."""
     return mean_rows(view.attention.learned_sink)
 
 

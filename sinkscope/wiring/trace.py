@@ -108,7 +108,7 @@ class _Trace:
     """The state of the pass: inputs and outputs of the current block's modules."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self.model, self.failures = model, plan.failures
+        self.model, self.plan, self.failures = model, plan, plan.failures
         repeated = {site.module for site in plan.sites if site.call}
         self.sites = {site.module: site for site in plan.sites if site.module not in repeated}
         self.blocks = {site.block for site in plan.sites if site.block is not None}
@@ -140,8 +140,10 @@ class _Trace:
                 yield hooked(module, post=self._leave(path), with_kwargs=True)
 
     def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
-        self.calls[self.names.get(module, "")] = _Signals(call.query, call.key, call.value, call.scaling, call.square)
+        path = self.names.get(module, "")
         with self.torch.paused():
+            own = self.plan.of_tokens(path, call)
+            self.calls[path] = _Signals(own.query, own.key, own.value, own.scaling, own.square)
             return read(call, self.failures)[0]
 
     def _inline(self, found: InlineCall | SdpaCall) -> None:
@@ -152,11 +154,16 @@ class _Trace:
         site = self.sites.get(found.module)
         if found.folded or site is None or site.path != INLINE:
             return
+        with self.torch.paused():
+            self._keep(site, found)
+
+    def _keep(self, site: Site, found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
-            call = found.call
+            call = self.plan.of_tokens(found.module, found.call)
             signals = _Signals(call.query, call.key, call.value, call.scaling, call.square)
         else:
-            seen, (queries, keys) = found.seen, found.seen.probabilities.shape[-2:]
+            seen = self.plan.of_tokens(found.module, found.seen)
+            queries, keys = seen.lengths
             if seen.query is None or seen.key is None or seen.value is None:
                 return
             signals = _Signals(seen.query, seen.key, seen.value, _scaling(seen), queries == keys)

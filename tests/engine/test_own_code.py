@@ -174,87 +174,9 @@ def keeping(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT).masked_fill(later, -torch.inf).softmax(-1) @ value
 
 
-def with_memory(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Puts three learned keys and values in front."""
-    learned = torch.arange(24.0).view(3, 8).sin().expand(len(key), HEADS, 3, 8).to(key)
-    key, value = torch.cat([learned, key], 2), torch.cat([learned, value], 2)
-    later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(4)
-    return module.note((query @ key.mT).masked_fill(later, -torch.inf).softmax(-1)) @ value
-
-
 def test_a_scan_refuses_a_model_that_keeps_keys_of_earlier_passes() -> None:
     with pytest.raises(SinkscopeError, match=r"'blocks.0.attn' attends to keys of earlier passes"):
         scanned(writer(keeping), ids_of())
-
-
-LEARNED = r"learned keys beside those of its tokens \(memory, null or bias keys\)"
-
-
-def test_a_scan_tells_keys_that_no_token_changes() -> None:
-    """They are no parameter, but what a model makes of some."""
-    with pytest.raises(SinkscopeError, match=f"^blocks.0.attn attends to {LEARNED}"):
-        scanned(writer(with_memory), ids_of())
-
-
-class Beside(Attention):
-    """Has learned keys and values, [2, H, n, d], in front of those of the tokens."""
-
-    def __init__(self, attend: Attend) -> None:
-        super().__init__(attend)
-        self.beside = nn.Parameter(torch.zeros(2, HEADS, 3, WIDTH // HEADS))
-
-
-def by_torch(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    key, value = (torch.cat([own.expand(len(key), -1, -1, -1), each], 2)
-                  for own, each in zip(module.beside, (key, value), strict=True))  # fmt: skip
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
-    return scaled_dot_product_attention(query, key, value, seen)
-
-
-def by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    key, value = (torch.cat([own.expand(len(key), -1, -1, -1), each], 2)
-                  for own, each in zip(module.beside, (key, value), strict=True))  # fmt: skip
-    return (query @ key.mT).softmax(-1) @ value
-
-
-class ByTorch(nn.Module):
-    """torch's own module, with a learned key, one of zeros, or both."""
-
-    def __init__(self, **more: bool) -> None:
-        super().__init__()
-        self.attend = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **more)
-
-    def forward(self, x: Tensor) -> Tensor:
-        later = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
-        mixed: Tensor = self.attend(x, x, x, attn_mask=later)[0]
-        return mixed
-
-
-class OfAllButOne(ByTorch):
-    """Attends to a learned key and to all positions but the last: to as many keys as there are queries."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.attend(x, x[:, :-1], x[:, :-1])[0]
-        return mixed
-
-
-@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
-@pytest.mark.parametrize("sequences", [1, 2])
-@pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Beside(by_torch),
-        lambda: Beside(by_hand),
-        lambda: ByTorch(add_bias_kv=True),
-        lambda: ByTorch(add_zero_attn=True),
-        lambda: OfAllButOne(add_bias_kv=True),
-    ],
-)
-def test_learned_keys_beside_the_tokens_are_told(make: Any, read: Any, sequences: int) -> None:
-    """They look like another text, or like a cache."""
-    with pytest.raises(SinkscopeError, match=LEARNED):
-        read(Writer(make), ids_of()[:sequences])
 
 
 class Reader(nn.Module):

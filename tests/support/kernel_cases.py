@@ -254,6 +254,9 @@ def test_features_sinks_of_each_query() -> None:
     check(replace(call, sinks=draw(9, 1, 2, 70, 3)), mask, causal)
     check(replace(call, sinks=draw(9, 1, 2, 1, 1).bfloat16()), mask, causal)
     check(replace(call, sinks=draw(9, 1, 2, 1, 1) + 25), mask, causal)
+    unseen = draw(9, 1, 2, 70, 3) > 0
+    unseen[:, :, :9] = True  # no sink at all
+    check(replace(call, sinks=draw(9, 1, 2, 70, 3).masked_fill(unseen, -torch.inf)), mask, causal)
 
 
 def test_features_a_bias_all_queries_share_and_one_that_forbids() -> None:

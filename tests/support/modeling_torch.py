@@ -11,16 +11,17 @@ from transformers.modeling_outputs import BaseModelOutput
 
 
 class TorchConfig(PretrainedConfig):
-    """`kind`: weights or no_weights (what nn.MultiheadAttention is asked for), or encoder (nn.TransformerEncoder)."""
+    """`kind`: weights or no_weights (what nn.MultiheadAttention is asked for), or encoder (nn.TransformerEncoder).
+    `bias_kv`, `zero_attn`: nn.MultiheadAttention puts a learned key, or one of zeros, behind those of the tokens."""
 
     model_type = "torch_attention"
 
     def __init__(
         self, kind: str = "weights", batch_first: bool = True, causal: bool = False, width: int = 32, heads: int = 4,
-        vocab_size: int = 97, **kwargs: Any,
+        vocab_size: int = 97, bias_kv: bool = False, zero_attn: bool = False, **kwargs: Any,
     ) -> None:  # fmt: skip
         self.kind, self.batch_first, self.causal, self.width, self.heads = kind, batch_first, causal, width, heads
-        self.vocab_size = vocab_size
+        self.vocab_size, self.bias_kv, self.zero_attn = vocab_size, bias_kv, zero_attn
         super().__init__(**kwargs)
 
 
@@ -28,7 +29,10 @@ class TorchBlock(nn.Module):
     def __init__(self, config: TorchConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
-        self.attention = nn.MultiheadAttention(config.width, config.heads, batch_first=config.batch_first)
+        self.attention = nn.MultiheadAttention(
+            config.width, config.heads, batch_first=config.batch_first, add_bias_kv=config.bias_kv,
+            add_zero_attn=config.zero_attn,
+        )  # fmt: skip
         self.causal = config.causal
 
     def forward(self, hidden: Tensor, padding: Tensor | None, weights: bool) -> tuple[Tensor, Tensor | None]:

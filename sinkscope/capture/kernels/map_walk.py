@@ -33,6 +33,8 @@ class AttentionMap:
         logits: (B, H, Tq, >= Tk), the softmax's input; None where the map was changed after the softmax. Logits beyond
             Tk are those of learned sinks.
         query, key, value, output: (B, H, Tq, d), (B, G, Tk, d), (B, G, Tk, dv), (B, Tq, H, dv); None where not seen.
+        of_tokens: (B, Tq, H, dv), the output without what learned keys add that belong to no token; None where they add
+            nothing.
     """
 
     probabilities: Tensor
@@ -41,6 +43,7 @@ class AttentionMap:
     key: Tensor | None = None
     value: Tensor | None = None
     output: Tensor | None = None
+    of_tokens: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -112,7 +112,9 @@ WIDEST, WIDEST_VALUE = 576, 512
 """The largest width of queries and keys, which are multiplied slice by slice, and of values, whose sums of a whole tile
 stand in registers. Both are those of latent attention with absorbed projections."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-UNDERSTOOD = frozenset({"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"})
+UNDERSTOOD = frozenset({
+    *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "learned"),
+})  # fmt: skip
 """The fields of a call that the kernels compute; a call that sets another one is left to `walk`."""
 ROW_SUMS = ("first", "entropy", "margin", "learned_sink", "largest", "logit_gap", "diagonal", "previous")
 """The planes that the kernel `row_sums` writes, in its order. With learned sinks, `row_total` follows."""

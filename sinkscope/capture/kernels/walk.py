@@ -45,7 +45,7 @@ class Walk:
     """
 
     UNDERSTOOD: ClassVar[frozenset[str]] = frozenset(
-        {"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window"}
+        {"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "learned"}
     )
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
@@ -330,7 +330,7 @@ class UnnormalisedWalk(Walk):
     Learned sinks are no part of such a call: their logits stand in the softmax's denominator.
     """
 
-    UNDERSTOOD = Walk.UNDERSTOOD - {"sinks"} | {"score"}
+    UNDERSTOOD = Walk.UNDERSTOOD - {"sinks", "learned"} | {"score"}
     total: Tensor
 
     def __init__(self, call: AttentionCall, *sizes: Any, score: Score) -> None:

@@ -171,15 +171,17 @@ class Measurer:
     def _add(
         self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None
     ) -> list[Part]:
+        of_tokens = whole.of_tokens
         if whole.call is None:
             parts = whole.parts(cuts)
         else:
-            output, parts = self.views.of_call(site.name, whole.call, masks, cuts)
+            outputs, parts = self.views.of_call(site.name, whole.call, masks, cuts)
+            of_tokens = outputs.of_tokens
             if whole.output is not None and not whole.heard.dropped:
-                self._compare(site.name, output, whole.output, cuts)
+                self._compare(site.name, outputs.whole, whole.output, cuts)
         pending = Pending(
             site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
-            whole.projected, factors=whole.heard.factors, time_first=whole.heard.time_first,
+            whole.projected, factors=whole.heard.factors, time_first=whole.heard.time_first, of_tokens=of_tokens,
         )  # fmt: skip
         stream = whole.stream(site.block)
         for part in parts:

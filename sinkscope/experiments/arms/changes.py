@@ -15,6 +15,7 @@ from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.learned_keys import not_read
 from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.registries import uncompiled
@@ -62,6 +63,8 @@ def watched(forward: Pass, sinks: SinkCount) -> Iterator[None]:
         if site is None:
             raise SinkscopeError(f"attention module {name!r} was called more often than in the dry run")
         counts[name] += 1
+        if name in setting.plan.learned:
+            raise SinkscopeError(not_read(name, "an arm would take them for keys of tokens"))
         for change in forward.changes:
             call = change(site, call)
         output, sums = read(masks.read(call), setting.plan.failures)

@@ -78,8 +78,11 @@ SYMBOLS = {
         "large as alpha_0"
     ),
     "q_i, k_j, v_j": "query, key and value as the softmax sees them, after position encoding and norms",
-    "o_i": "sum over j of A[i,j] v_j: what the attention call returns",
-    "w_i": "what the output projection reads of the head at query i: o_i, unless a gate or a norm lies between",
+    "o_i": "sum over j of A[i,j] v_j: what the attention call returns, less what a learned key's value adds",
+    "w_i": (
+        "what the output projection reads of the head at query i: o_i, unless a gate or a norm lies between, or a "
+        "learned key adds its value"
+    ),
     "W_O^h": "slice of the output projection that reads head h. W_Q^h, W_K^h and W_V^h are the projections of head h",
     "x_i": "residual stream that enters the block",
     "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
