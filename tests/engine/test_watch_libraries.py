@@ -118,6 +118,38 @@ def test_transformer_lens(tmp_path: Path) -> None:
     assert_masses(run, [cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(model.cfg.n_layers)])
 
 
+@pytest.mark.parametrize(
+    "keys", [{"attn_num_mem_kv": 3}, {"attn_add_zero_kv": True}, {"attn_num_mem_kv": 2, "attn_add_zero_kv": True}]
+)
+@pytest.mark.parametrize("flash", [False, True])
+def test_x_transformers_with_memory_keys(keys: dict[str, Any], flash: bool) -> None:
+    """Its maps have its memory keys, and one of zeros, in front of those of the tokens; steps over its cache are
+    followed."""
+    libraries = library("x_transformers")
+
+    def model_of(flash: bool) -> Any:
+        layers = libraries.Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, attn_flash=flash, **keys)
+        return libraries.TransformerWrapper(num_tokens=61, max_seq_len=64, attn_layers=layers)
+
+    model, plain = (seeded(lambda on=on: model_of(on)) for on in (flash, False))
+    ids = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(1))
+    run = read(model, lambda: model(ids))
+    with torch.no_grad():
+        _, between = plain.double()(ids, return_intermediates=True)
+    every = [found.post_softmax_attn.double() for found in between.attn_intermediates]
+    count = every[0].shape[-1] - 20
+    assert_masses(run, [maps[..., count:] for maps in every])
+    taken = torch.cat([maps[..., :count].sum(-1).mean((0, 2)) for maps in every])
+    np.testing.assert_allclose(run.heads["learned_sink_mass"], taken, atol=1e-5)
+    writer = libraries.AutoregressiveWrapper(model)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        text = writer.generate(ids, 6, temperature=0.0, cache_kv=True)
+    assert not seen.left_out
+    whole = read(model, lambda: model(torch.cat([ids, text[:, :-1]], 1)))
+    for name in ("bos_mass", "learned_sink_mass", "honor", "gate_open"):
+        np.testing.assert_allclose(seen.run().heads[name], whole.heads[name], rtol=1e-4, atol=1e-5)
+
+
 def test_diffusers_step_by_step() -> None:
     """Each denoising step is a domain; the joint attention of SD3 reads the picture and the prompt."""
     library("diffusers")
