@@ -1,7 +1,8 @@
 """A whole model hub on this machine: what huggingface_hub asks of one, answered on 127.0.0.1.
 
 It speaks the model's description, the tree of files, and `resolve` by HEAD and GET. As on the real hub, a small file
-is found behind a redirect of the same host, and a large one behind a redirect to another host, the storage.
+is found behind a redirect of the same host, and a large one behind a redirect to another host, the storage: to
+huggingface_hub 1, another port is the same host, so the storage goes by another name of this machine.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Hub:
 
     @property
     def storage(self) -> str:
-        return f"http://127.0.0.1:{self._ports[1]}"
+        return f"http://localhost:{self._ports[1]}"
 
     def add(self, name: str, files: Files, *refs: str) -> str:
         """Adds a commit to a repository; returns its hash."""
@@ -124,7 +125,7 @@ class Hub:
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """What a process needs to find this hub, with a cache of its own below `home`."""
         left = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        return left | {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", **more}
+        return left | {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", **more}
 
     def gets(self, ending: str) -> int:
         """How often a file whose path ends so was asked for by GET."""
