@@ -320,6 +320,8 @@ def test_the_layer_that_reads_the_heads_is_found_inside_others(
     import transformers
     from families import tiny_model
 
+    if family not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {family}")
     model = wrap_model(tiny_model(getattr(transformers, f"AutoModelFor{auto}"), family)).model
     forward = Forward(model)
     ids = random_ids(1, 20)
