@@ -53,7 +53,8 @@ def test_a_weight_that_it_lacks_is_named(bark: PreTrainedModel, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("told", ["counted", "read"])
 def test_a_part_that_automatic_classes_know_is_loaded_alone(told: str, tmp_path: Path) -> None:
-    """AutoModel has no class for the whole of Qwen2.5-Omni, and its own class reads a file of voices."""
+    """AutoModel has no class for the whole of Qwen2.5-Omni, and its own class reads a file of voices. The thinker has
+    no class without its head in transformers 5.17."""
     whole = tiny_model(AutoModelForMultimodalLM, "qwen2_5_omni")
     whole.save_pretrained(tmp_path)
     if told == "counted":
@@ -61,5 +62,6 @@ def test_a_part_that_automatic_classes_know_is_loaded_alone(told: str, tmp_path:
             sinkscope.dry_run(str(tmp_path), data=IDS)
     else:
         run, own = (sinkscope.scan(model, data=IDS) for model in (str(tmp_path), whole))
-        assert run.manifest.model.class_ == own.manifest.model.class_ == "Qwen2_5OmniThinkerModel"
+        assert run.manifest.model.class_ == own.manifest.model.class_
+        assert run.manifest.model.class_ in ("Qwen2_5OmniThinkerModel", "Qwen2_5OmniThinkerForConditionalGeneration")
         assert run.heads.equals(own.heads)
