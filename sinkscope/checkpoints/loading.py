@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sinkscope.capture.loops import preload
+from sinkscope.capture.output_projection import quantiser
 from sinkscope.capture.private_doors import base_class, has_sdpa
 from sinkscope.checkpoints.adapter_files import AdapterFolder
 from sinkscope.checkpoints.adapters import adapted, adapter_asked
@@ -27,6 +28,7 @@ from sinkscope.checkpoints.checks import (
     need_causal,
 )
 from sinkscope.checkpoints.classes import code_left_out, of_class, unwrapped
+from sinkscope.checkpoints.dtypes import give_asked_dtype
 from sinkscope.checkpoints.gguf_files import dequantizing
 from sinkscope.checkpoints.placement import NO_PLAN, Placement
 from sinkscope.checkpoints.private_doors import lacks_tensor_plan, unpack
@@ -267,9 +269,12 @@ def _load_model(
     except Exception as error:  # any defect of a checkpoint becomes one line
         raise SinkscopeError(NO_PLAN if lacks_tensor_plan(error) else why_not_loaded(source, error)) from error
     placement.settle(model)
+    coding = None if source.gguf else quantization(config)
+    if coding and not quantization(model.config) and not quantiser(model):
+        give_asked_dtype(model)
     left_out = [] if options.trust_remote_code else code_left_out(source.name, model)
     warnings = [*check_keys(source.name, model, report), *left_out]
-    return model, warnings, None if source.gguf else quantization(config)
+    return model, warnings, coding
 
 
 def implementation(config: Any) -> str | None:

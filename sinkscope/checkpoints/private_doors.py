@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import moved
@@ -70,7 +71,8 @@ def _told(function: Callable[..., Any], place: int) -> Callable[..., Any]:
     return telling
 
 
-# transformers: what an error means, the report on a loading, a tokenizer's serialisation, Whisper's languages
+# transformers: what an error means, the report on a loading, weights that stay float32, a tokenizer's serialisation,
+# Whisper's languages
 
 
 def asks_for_own_code(error: Exception) -> bool:
@@ -97,6 +99,14 @@ def loading_report(report: dict[str, Any]) -> tuple[list[str], list[tuple[Any, .
         raise moved("transformers", f"{gone} in the loading report")
     missing, mismatched, unexpected = (sorted(report[name]) for name in names)
     return missing, mismatched, unexpected
+
+
+def kept_in_float32(model: Any, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Tells by their names the weights of a transformers model that stay float32 where `dtype` is asked for."""
+    if not hasattr(model, "_get_dtype_plan"):
+        raise moved("transformers", "PreTrainedModel._get_dtype_plan")
+    patterns = [re.compile(pattern.replace("*", ".*")) for pattern in model._get_dtype_plan(dtype)]
+    return lambda name: any(pattern.search(name) for pattern in patterns)
 
 
 def tokenizer_rules(backend: Any) -> str:

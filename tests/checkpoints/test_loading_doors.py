@@ -136,6 +136,15 @@ def test_the_report_on_a_loading(tmp_path: Path) -> None:
     assert unexpected == ["layers.7.mlp.up_proj.weight"]
 
 
+def test_weights_that_stay_float32() -> None:
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
+    model = AutoModel.from_config(AutoConfig.for_model("t5", **sizes))
+    names = {name for name, _ in model.named_parameters()}
+    kept = {dtype: set(filter(doors.kept_in_float32(model, dtype), names)) for dtype in (torch.float16, torch.float32)}
+    assert kept[torch.float16] == {name for name in names if ".wo." in name} != set()
+    assert not kept[torch.float32]
+
+
 def test_a_tokenizer_s_rules_do_not_hold_what_its_calls_set() -> None:
     tokenizer = make_tokenizer()
     before = doors.tokenizer_rules(tokenizer.backend_tokenizer)
@@ -256,6 +265,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
      lambda: doors.watching_gguf(print, print).__enter__()),
     ("transformers", "mismatched_keys in the loading report", lambda patch: None,
      lambda: doors.loading_report({"missing_keys": [], "unexpected_keys": []})),
+    ("transformers", "PreTrainedModel._get_dtype_plan", lambda patch: None,
+     lambda: doors.kept_in_float32(nn.Linear(2, 2), torch.float16)),
     ("tokenizers", "added_tokens after truncation and padding in a serialised tokenizer", lambda patch: None,
      lambda: doors.tokenizer_rules(OTHER_JSON)),
     ("transformers", "models.whisper.tokenization_whisper.TO_LANGUAGE_CODE",

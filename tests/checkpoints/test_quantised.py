@@ -16,6 +16,7 @@ import torch
 from conftest import make_model, make_tokenizer
 from libraries import library
 from safetensors.torch import load_file, save_file
+from tiers import slow_but
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -542,9 +543,18 @@ def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return blocks, (scale.log2() + 127).to(torch.uint8), (FP4[codes] * scale[..., None]).flatten(2).mT
 
 
-@pytest.mark.slow
-def test_a_folder_of_mxfp4_is_read_without_a_gpu(tmp_path: Path) -> None:
-    """As gpt-oss is published: transformers turns the experts' codes into plain weights."""
+def save_stored(folder: Path, model: Any, stored: torch.dtype) -> dict[str, Tensor]:
+    """Rounds the weights of a float32 model to `stored` and saves them so; returns what the folder holds. It is no
+    `model.to(stored)`, which rounds rotary frequencies, too."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(stored)
+    model.save_pretrained(folder)
+    model.float()
+    return load_file(folder / "model.safetensors")
+
+
+def save_mxfp4(folder: Path, stored: torch.dtype) -> Any:
+    """Saves a folder as gpt-oss is published, with other weights in `stored`; returns the float32 model it means."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     torch.manual_seed(0)
@@ -553,21 +563,47 @@ def test_a_folder_of_mxfp4_is_read_without_a_gpu(tmp_path: Path) -> None:
         num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
     )).eval()  # fmt: skip
-    model.save_pretrained(tmp_path / "coded")
-    weights = load_file(tmp_path / "coded" / "model.safetensors")
+    weights = save_stored(folder, model, stored)
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        weights[f"{name}_blocks"], weights[f"{name}_scales"], plain = mxfp4(weights.pop(name))
-        model.get_parameter(name).data = plain.clone()
+        codes = mxfp4(weights.pop(name).float())
+        weights[f"{name}_blocks"], weights[f"{name}_scales"], model.get_parameter(name).data = codes
     whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    save_coded(tmp_path / "coded", weights, {"quant_method": "mxfp4", "modules_to_not_convert": whole})
-    assert_read_as(tmp_path / "coded", model, "mxfp4")
+    save_coded(folder, weights, {"quant_method": "mxfp4", "modules_to_not_convert": whole})
+    return model
 
 
-def assert_read_as(coded: Path, model: Any, method: str) -> None:
-    """A folder gives the numbers of a model with the weights that its codes stand for."""
-    run = sinkscope.scan(str(coded), seq_len=24, num_sequences=2, dtype="float32", smoothing=True)
+def save_fp8(folder: Path, stored: torch.dtype) -> Any:
+    """The same as DeepSeek-V3 is published: floats of 8 bits, with a scale for each 128 x 128 of them."""
+    model = make_model(hidden_size=256, intermediate_size=256)
+    weights = save_stored(folder, model, stored)
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        blocks = weights[name].float().unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+        scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+        codes = (blocks / scale).to(torch.float8_e4m3fn)
+        model.get_parameter(name).data = (codes.float() * scale).flatten(2).flatten(0, 1)
+        weights[name] = codes.flatten(2).flatten(0, 1)
+        weights[f"{name}_scale_inv"] = scale[:, 0, :, 0].clone()
+    save_coded(folder, weights, {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head"],
+    })  # fmt: skip
+    return model
+
+
+CODED = {"mxfp4": save_mxfp4, "fp8": save_fp8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", CODED)
+def test_a_folder_of_codes_is_read_without_a_gpu(method: str, stored: torch.dtype, tmp_path: Path) -> None:
+    """transformers turns the codes into plain weights; the numbers are those of a model with the weights that they
+    stand for."""
+    model = CODED[method](tmp_path / "coded", stored)
+    run = sinkscope.scan(str(tmp_path / "coded"), seq_len=24, num_sequences=2, dtype="float32", smoothing=True)
     expected = sinkscope.scan(model, tokenizer=make_tokenizer(), seq_len=24, num_sequences=2, smoothing=True)
     assert run.manifest.model.quantization == method
+    assert run.manifest.model.dtype == "float32"
     assert run.manifest.model.parameters == expected.manifest.model.parameters
     assert run.manifest.self_check.status == "passed"
     for column in ("bos_mass", "learned_sink_mass", "honor"):
@@ -575,24 +611,16 @@ def assert_read_as(coded: Path, model: Any, method: str) -> None:
     np.testing.assert_allclose(run.smoothing["rank_w"], expected.smoothing["rank_w"], rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_folder_of_fp8_is_read_without_a_gpu(tmp_path: Path) -> None:
-    """As DeepSeek-V3 is published: floats of 8 bits, with a scale for each 128 x 128 of them."""
-    model = make_model(hidden_size=256, intermediate_size=256)
-    model.save_pretrained(tmp_path / "coded")
-    weights = load_file(tmp_path / "coded" / "model.safetensors")
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        blocks = weights[name].unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
-        scale = blocks.abs().amax((1, 3), keepdim=True) / 448
-        codes = (blocks / scale).to(torch.float8_e4m3fn)
-        model.get_parameter(name).data = (codes.float() * scale).flatten(2).flatten(0, 1)
-        weights[name] = codes.flatten(2).flatten(0, 1)
-        weights[f"{name}_scale_inv"] = scale[:, 0, :, 0].clone()
-    save_coded(tmp_path / "coded", weights, {
-        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-        "modules_to_not_convert": ["lm_head"],
-    })  # fmt: skip
-    assert_read_as(tmp_path / "coded", model, "fp8")
+@pytest.mark.parametrize("asked", slow_but(["auto", "float32", "float16", "bfloat16"], "float32"))
+@pytest.mark.parametrize("method", slow_but(CODED, "mxfp4"))
+def test_weights_that_were_codes_have_the_dtype_that_is_asked_for(method: str, asked: str, tmp_path: Path) -> None:
+    CODED[method](tmp_path, torch.bfloat16)
+    opened = open_checkpoint(str(tmp_path), LoadOptions(dtype=asked, device="cpu"))
+    found = {name: weight.dtype for name, weight in opened.model.named_parameters()}
+    norms = {name for name in found if "norm" in name and method == "mxfp4" and asked == "float16"}
+    assert {found.pop(name) for name in norms} <= {torch.float32}, "gpt-oss's norms overflow in 16 bits"
+    assert {*found.values()} == {getattr(torch, "bfloat16" if asked == "auto" else asked)}
+    assert opened.facts["dtype"] == ("bfloat16" if asked == "auto" else asked)
 
 
 def test_hqq() -> None:
