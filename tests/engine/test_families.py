@@ -39,6 +39,7 @@ from sinkscope.capture import Capture, plan
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 
+OLDER = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24)
 SHORT = 20
 NO_SOFTMAX = "no attention of .* could be read"
 PICTURES = "reads pixel_values, not token ids"
@@ -98,7 +99,7 @@ UNBUILT: dict[str, tuple[Any, str]] = {
     "gemma3n": (ImportError, "timm"),
     "gemma4_assistant": (
         (ValueError, sinkscope.SinkscopeError),
-        "layer types producing a cache|hidden_size_per_layer_input|main input alone: 'NoneType'",
+        "layer types producing a cache|hidden_size_per_layer_input|main input alone: '(NoneType|sliding_attention)'",
     ),
     "gemma4_unified_assistant": (
         (ValueError, AttributeError, sinkscope.SinkscopeError),
@@ -106,7 +107,7 @@ UNBUILT: dict[str, tuple[Any, str]] = {
     ),
     **dict.fromkeys(("apertus1p5", "muse_spark", "nemo_speechlm"), (StrictDataclassClassValidationError, "must")),
     "evolla": (ValueError, "Unrecognized configuration class"),
-    "granite4_vision": (TypeError, "NoneType"),
+    "granite4_vision": ((TypeError, AttributeError), "NoneType|'attention_multiplier'"),
     "kyutai_speech_to_text": (AssertionError, "Padding_idx"),
     "mistral4": (sinkscope.SinkscopeError, "main input alone: The size of tensor a"),
     "perception_lm": (ImportError, "timm"),
@@ -303,6 +304,8 @@ def test_a_stage_whose_keys_are_all_patches_is_read() -> None:
     ],
 )  # fmt: skip
 def test_an_input_that_nobody_can_give_is_named(family: str, read: str) -> None:
+    if OLDER and family != "oneformer":
+        pytest.skip("before transformers 5.24, its configuration or automatic class may not build it")
     with pytest.raises(sinkscope.SinkscopeError, match=f"reads {read}, which sinkscope cannot give it"):
         sinkscope.scan(tiny_model(transformers.AutoModel, family), data=torch.zeros(1, 9, dtype=torch.long))
 
@@ -341,6 +344,9 @@ DeepSeek-V4's reads groups of them, JetMoE has experts, SqueezeBERT convolves, a
 OTHERWISE = ("nemotron_asr_streaming", "paligemma")
 """Families whose eager attention is another than their sdpa's: PaliGemma's sdpa attends to all keys of a text."""
 
+ONCE_OTHERWISE = ("moshi",)
+"""The same before transformers 5.24: in 5.17, Moshi's eager attention sees later tokens where no mask is given."""
+
 
 def expect(auto: Any, family: str, check: Callable[[Any, str], Any] = check) -> str:
     """Reads the family, or fails to build or to read it in the words of the tables; says which (see `fate`)."""
@@ -356,7 +362,7 @@ def expect(auto: Any, family: str, check: Callable[[Any, str], Any] = check) -> 
         unprojected = [warning for warning in warnings if "columns that need W_O are empty there" in warning]
         assert bool(unprojected) == (family in UNPROJECTED)
         otherwise = [warning for warning in warnings if "this model attends otherwise" in warning]
-        assert bool(otherwise) == (family in OTHERWISE)
+        assert bool(otherwise) == (family in OTHERWISE) or (OLDER and family in ONCE_OTHERWISE)
         warnings = [warning for warning in warnings if warning not in (*unprojected, *otherwise)]
         beginning = "attention that is no map of queries and keys was not read: "
         named = [name for warning in warnings for name in warning.removeprefix(beginning).split(", ")]

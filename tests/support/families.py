@@ -154,10 +154,15 @@ MUSIC: dict[str, Any] = {
     "decoder": {},
 }
 NO_DEFAULT: dict[str, dict[str, Any]] = {
+    "diffusion_gemma": {"vision_config": {"model_type": "gemma4_vision"}},
     "gemma4_assistant": EXTRA["gemma4_assistant"],
     "encoder-decoder": {"encoder": {"model_type": "bert"}, "decoder": {"model_type": "bert"}},
     "musicgen": MUSIC,
     "musicgen_melody": MUSIC,
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
 }
 """Settings that a configuration's own defaults leave out or make invalid (in transformers 5.17 or in all versions)."""
 
