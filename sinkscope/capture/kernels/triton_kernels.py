@@ -143,13 +143,14 @@ def online(logits, others, peak, total, spread, ALL: tl.constexpr):
 @triton.jit
 @no_type_check
 def whole_tiles(
-    begin, end, top, place, FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr
+    begin, end, top, place, FIRST: tl.constexpr, CAUSAL: tl.constexpr, NONE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """The first and the end of those tiles of begin..end whose every pair is seen and none is of key 0; under a causal
-    order none is of a query with itself or with the key before it either."""
+    order none is of a query with itself or with the key before it either. NONE: there is none, because of a mask, or
+    because products slice by slice leave no registers for a loop of their own."""
     start, _, low, span = place
     inner, outer = begin, end
-    if MASKED:
+    if NONE:
         outer = begin
     else:
         if FIRST:
@@ -346,7 +347,7 @@ def row_sums(
     diagonal, before = zero + FLOOR, zero + FLOOR
     mixed = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     begin, end = tl.load(reach + 2 * block), tl.load(reach + 2 * block + 1)
-    inner, outer = whole_tiles(begin, end, top, place, FIRST, CAUSAL, HIDDEN or BIAS, BLOCK_N)
+    inner, outer = whole_tiles(begin, end, top, place, FIRST, CAUSAL, HIDDEN or BIAS or SLICE < BLOCK_D, BLOCK_N)
     for turn in range(begin, end - (outer - inner)):  # tiles with a pair to leave out
         step = tl.where(turn < inner, turn, turn + outer - inner)
         peak, total, spread, gap, counted, diagonal, before, mixed = row_tile(
@@ -354,7 +355,7 @@ def row_sums(
             peak, total, spread, gap, counted, diagonal, before, mixed, place, masks, scale, cap, False,
             CAUSAL, HIDDEN, BIAS, SOFTCAP, GAP, SQUARE, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, SLICE,
         )  # fmt: skip
-    if not (HIDDEN or BIAS):
+    if not (HIDDEN or BIAS or SLICE < BLOCK_D):
         for step in range(inner, outer):
             peak, total, spread, gap, counted, diagonal, before, mixed = row_tile(
                 step * BLOCK_N, held, query, query_t, key, key_t, value, value_t, top, lanes, key_lanes, raw_first,
@@ -428,7 +429,7 @@ def column_sums(
     lost = tl.zeros([BLOCK_N], tl.float32)
     begin, end = tl.load(reach + 2 * block), tl.load(reach + 2 * block + 1)
     inner = end
-    if not (HIDDEN or BIAS):
+    if not (HIDDEN or BIAS or SLICE < BLOCK_D):
         inner = begin
         if CAUSAL:  # the first block of queries that all see all keys of the block
             inner = tl.minimum(end, tl.maximum(begin, tl.cdiv(low + left + BLOCK_N - 1 - start, BLOCK_M)))
@@ -438,7 +439,7 @@ def column_sums(
             place, masks, scale, cap, False,
             CAUSAL, HIDDEN, BIAS, SOFTCAP, WIDTH, BLOCK_M, BLOCK_N, BLOCK_D, SLICE,
         )  # fmt: skip
-    if not (HIDDEN or BIAS):
+    if not (HIDDEN or BIAS or SLICE < BLOCK_D):
         for step in range(inner, end):
             total, lost = column_tile(
                 step * BLOCK_M, held, query, query_t, key, key_t, peaks, plane, left, lanes, query_lanes, total, lost,
