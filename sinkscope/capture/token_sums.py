@@ -41,7 +41,7 @@ class TokenSums:
     @cached_property
     def first_cosines(self) -> Float[Tensor, "batch token"]:
         """cos(x_j, x_0); 0 where one of them is 0."""
-        return self.products * inverse(self.norms) * inverse(self.norms[:, :1])
+        return self.products * self._inverses * self._inverses[:, :1]
 
     @cached_property
     def unit_sum(self) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, " batch"]]:
@@ -65,8 +65,12 @@ class TokenSums:
         return (total.square().sum(-1) - counted) / (count * (count - 1))
 
     def _unit_sum(self, length: int) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, " batch"]]:
-        weights = inverse(self.norms[:, 1:length])
+        weights = self._inverses[:, 1:length].clone()
         return torch.einsum("bt,btd->bd", weights, self._x[:, 1:length]), (weights > 0).sum(-1).to(weights.dtype)
+
+    @cached_property
+    def _inverses(self) -> Float[Tensor, "batch token"]:
+        return inverse(self.norms)
 
     @cached_property
     def peaks(self) -> Float[Tensor, "batch token"]:

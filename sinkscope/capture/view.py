@@ -243,6 +243,26 @@ def once_per_view(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView
     return kept
 
 
+def once_per_mask(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:
+    """Decorates a function that asks only which queries may see which keys: it runs once for all layers of a batch that
+    share a mask. Each layer gets a copy, as a run keeps the values of each; Missing is raised anew for each."""
+
+    @wraps(compute)
+    def shared(view: LayerView) -> Tensor:
+        found, place = view.attention.of_mask, (compute, view.batch, view.heads)
+        if place not in found:
+            try:
+                found[place] = compute(view)
+            except Missing:
+                found[place] = None
+        result = found[place]
+        if result is None:
+            raise Missing
+        return result.clone()
+
+    return shared
+
+
 def need(tensor: Tensor | None) -> Tensor:
     """The tensor in float32 (float64 stays). Raises Missing where it is None."""
     if tensor is None:

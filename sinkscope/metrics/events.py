@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinkscope.capture.masks.visibility import FEW
 from sinkscope.capture.precision import as_widest
-from sinkscope.capture.view import LayerView, Missing, once_per_view
+from sinkscope.capture.view import LayerView, Missing, once_per_mask, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.quantities import quantity
 from sinkscope.metrics.registry import head_metric
@@ -40,9 +40,14 @@ def first4_boost(view: LayerView) -> HeadValues:
     """first4_mass divided by its value under uniform attention. That value is the mean over all queries i of (number of
     keys k < 4 that i may see) / (number of keys that i may see). Empty where attention is no softmax."""
     _need_softmax(view)
+    return first4_mass(view) / _uniform_first4(view).to(view.attention.columns.dtype)
+
+
+@once_per_mask
+def _uniform_first4(view: LayerView) -> Float[Tensor, "b h"]:
+    """first4_mass under uniform attention, in the widest type."""
     visible, few = as_widest(view.attention.visible), as_widest(view.attention.sees_few)
-    shares = few / visible.clamp(min=1)
-    return first4_mass(view) / mass.mean_rows(shares).to(view.attention.columns.dtype)
+    return mass.mean_rows(few / visible.clamp(min=1))
 
 
 @head_metric(unit="share", range="[0, 1]", source=f"{mass.GU} (alpha_k, threshold); ours")
@@ -51,7 +56,7 @@ def sink_elsewhere(view: LayerView) -> HeadValues:
     see, n_k >= max(16, n_max/16). The table shows the mean over sequences. Empty where no key k >= 1 is seen by enough
     queries, and where attention is no softmax."""
     later = _sinks(view)[..., 1:]
-    exists = counted(view.attention.seen_by)[..., 1:].any(-1)
+    exists = keys_counted(view)[..., 1:].any(-1)
     return torch.where(exists, later.any(-1).to(view.attention.columns.dtype), torch.nan)
 
 
@@ -94,6 +99,12 @@ def norm_ratios(view: LayerView) -> Float[Tensor, "batch token"]:
     return view.x_norms / middle[:, None]
 
 
+@once_per_mask
+def keys_counted(view: LayerView) -> Bool[Tensor, "b h key"]:
+    """Which keys of a view are `counted`."""
+    return counted(view.attention.seen_by)
+
+
 def counted(seen_by: Int[Tensor, "b h key"]) -> Bool[Tensor, "b h key"]:
     """The keys that enough queries see for a sink: n_k >= max(16, n_max/16)."""
     return (seen_by >= FEWEST_ROWS) & (ROWS_SHARE * seen_by >= seen_by.amax(-1, keepdim=True))
@@ -103,7 +114,7 @@ def counted(seen_by: Int[Tensor, "b h key"]) -> Bool[Tensor, "b h key"]:
 def _sinks(view: LayerView) -> Bool[Tensor, "batch head key"]:
     """Whether alpha_k > epsilon, for a key that counts."""
     _need_softmax(view)
-    return (mass.alpha(view) > view.epsilon) & counted(view.attention.seen_by)
+    return (mass.alpha(view) > view.epsilon) & keys_counted(view)
 
 
 def _need_softmax(view: LayerView) -> None:

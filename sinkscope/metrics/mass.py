@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinkscope.capture.kernels.sums import EARLY
-from sinkscope.capture.view import LayerView, Missing, once_per_view
+from sinkscope.capture.view import LayerView, Missing, once_per_mask, once_per_view
 from sinkscope.metrics.registry import head_metric
 
 GU = "Gu et al. 2410.10781"
@@ -60,7 +60,7 @@ def sink_rate_t64(view: LayerView) -> HeadValues:
 @head_metric(unit="positions", range="[0, T]", source="ours")
 def sinks_per_sequence(view: LayerView) -> HeadValues:
     """Number of keys k with alpha_k > epsilon. Only keys that enough queries see are counted: n_k >= n_max/4."""
-    return ((alpha(view) > view.epsilon) & ranked(view.attention.seen_by)).float().sum(-1)
+    return ((alpha(view) > view.epsilon) & keys_ranked(view)).float().sum(-1)
 
 
 @head_metric(unit="share", range="[0, 1]", source="Kaul et al. 2410.17174", dormant="high", map_place=2)
@@ -132,6 +132,7 @@ def tail_mass(view: LayerView) -> HeadValues:
 
 
 @head_metric(unit="share", range="[0, 1]", source="ours")
+@once_per_mask
 def first_visible(view: LayerView) -> HeadValues:
     """Share of queries i >= 1 that may see key 0: no mask or window hides it, and no cache has dropped it. In bos_mass
     the other queries count as 0, so bos_mass / first_visible is the mean of A[i,0] over the queries that may see key
@@ -150,6 +151,12 @@ def alpha(view: LayerView) -> Float[Tensor, "batch head key"]:
 def received(columns: Tensor, seen_by: Tensor) -> Tensor:
     """alpha_k from the column sums of A, and the number n_k of queries that may see each key."""
     return columns / seen_by.to(columns.dtype)
+
+
+@once_per_mask
+def keys_ranked(view: LayerView) -> Bool[Tensor, "b h key"]:
+    """Which keys of a view are `ranked`."""
+    return ranked(view.attention.seen_by)
 
 
 def ranked(seen_by: Int[Tensor, "b h key"]) -> Bool[Tensor, "b h key"]:

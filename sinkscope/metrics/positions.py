@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 
 from sinkscope.capture.kernels.sums import EARLY
 from sinkscope.capture.precision import as_widest
-from sinkscope.capture.view import LayerView, Missing, need
+from sinkscope.capture.view import LayerView, Missing, need, once_per_mask
 from sinkscope.metrics import mass
-from sinkscope.metrics.events import counted
-from sinkscope.metrics.mass import ranked
+from sinkscope.metrics.events import keys_counted
+from sinkscope.metrics.mass import keys_ranked
 from sinkscope.metrics.quantities import quantity
 
 HeadValues = Float[Tensor, "batch head"]
@@ -84,18 +84,21 @@ Stretches = Float[Tensor, "event 4"]
 
 
 @quantity("event", "coordinate", unit="-", range="-", internal=True)
+@once_per_mask
 def ranked_keys(view: LayerView) -> Stretches:
     """The stretches of keys with n_k >= n_max/4, among which a peak is looked for."""
-    return _stretches(view, ranked(view.attention.seen_by))
+    return _stretches(view, keys_ranked(view))
 
 
 @quantity("event", "coordinate", unit="-", range="-", internal=True)
+@once_per_mask
 def counted_keys(view: LayerView) -> Stretches:
     """The stretches of keys with n_k >= max(16, n_max/16), which can be a sink of sinks.parquet."""
-    return _stretches(view, counted(view.attention.seen_by))
+    return _stretches(view, keys_counted(view))
 
 
 @quantity("sequence", "head", "key", unit="-", range="-", internal=True)
+@once_per_mask
 def unseen_keys(view: LayerView) -> Float[Tensor, "batch head key"]:
     """1 for a key that no query may see, else 0. Missing where every key is seen, as under an order or a window: only
     attention that picks its keys leaves some out."""
@@ -103,6 +106,7 @@ def unseen_keys(view: LayerView) -> Float[Tensor, "batch head key"]:
 
 
 @quantity("sequence", "head", "early", unit="-", range="-", internal=True)
+@once_per_mask
 def early_unseen_keys(view: LayerView) -> Float[Tensor, "batch head early"]:
     """The same among the first 64 queries, for as many keys."""
     need(view.attention.early_columns)
@@ -118,6 +122,7 @@ def _unseen(view: LayerView, seen_by: Tensor) -> Tensor:
 
 
 @quantity("sequence", "coordinate", "key", unit="-", range="-", internal=True)
+@once_per_mask
 def seeing_queries(view: LayerView) -> Float[Tensor, "batch 2 key"]:
     """n_k and its square: a mean over sequences tells both n_k and whether it is the same in all. Missing where heads
     have masks of their own."""
@@ -128,6 +133,7 @@ def seeing_queries(view: LayerView) -> Float[Tensor, "batch 2 key"]:
 
 
 @quantity("sequence", "coordinate", unit="-", range="-", internal=True)
+@once_per_mask
 def hidden_keys(view: LayerView) -> Float[Tensor, "batch 1"]:
     """1 where the mask hides some key from a query that the causal order, if there is one, lets see it."""
     steps = torch.arange(view.keys, device=view.attention.seen_by.device)
@@ -152,6 +158,7 @@ def _stretches(view: LayerView, chosen: Bool[Tensor, "b h key"]) -> Stretches:
 
 
 @quantity("sequence", "head", "coordinate", unit="probability", range="[0, 1]", internal=True)
+@once_per_mask
 def uniform_alpha_0(view: LayerView) -> Float[Tensor, "batch head 2"]:
     """alpha_0 of uniform attention over all queries, and over the first 64 (NaN where T < 64): the mean over queries i
     (0 included) of 1 / (number of keys that i may see), with 0 for a query that cannot see key 0.

@@ -6,7 +6,7 @@ A[i, j] is the probability that query i gives to key j, after mask, soft-cap, wi
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class AttentionSums:
         causal: no query sees a later key.
         row_total: sum_j |A[i, j]|; None where it is 1 in each row with a key: softmax without learned sinks. With them
             it is summed over the keys: 1 - learned_sink would cancel where the sink takes nearly the whole row.
+        of_mask: what functions have found that ask the mask alone; calls that share a mask share it.
     """
 
     first: Float[Tensor, "batch head query"]
@@ -69,6 +70,7 @@ class AttentionSums:
     early_seen_by: Int[Tensor, "_ _ early"] | None
     causal: bool
     row_total: Float[Tensor, "batch head query"] | None = None
+    of_mask: dict[Any, Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def of_shares(self) -> bool:
@@ -92,9 +94,9 @@ class AttentionSums:
 
     def rows(self, count: int) -> AttentionSums:
         """The sums of the first `count` sequences; a batch axis of size 1 that all sequences share stays."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         cut: dict[str, Any] = {name: value[:count] for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **cut)
+        return replace(self, of_mask={}, **cut)
 
 
 def block_edges(

@@ -290,6 +290,7 @@ class _Launch:
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
             row_total=rows.get("row_total"),
+            of_mask=call.visible.of_mask,
         )
 
 

@@ -227,6 +227,7 @@ class Walk:
             early_seen_by=call.visible.seen_by_first(EARLY),
             causal=call.visible.causal,
             row_total=None if self.total is None else heads(self.total),
+            of_mask=call.visible.of_mask,
         )
         return self.out.flatten(2, 3), sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -77,6 +78,8 @@ class Visibility:
     reach: Int[Tensor, "4 query"]
     has_empty_rows: bool = False
     has_bias: bool = False
+    of_mask: dict[Any, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """See AttentionSums."""
     _by_first: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property

@@ -442,6 +442,6 @@ def _around_peak(
 def strongest_key(view: LayerView) -> Int[Tensor, " batch"]:
     """The key with the largest mean over heads of alpha_k, among those with n_k >= n_max/4 in every head; -1
     where there is no such key."""
-    alpha = mass.alpha(view).masked_fill(~mass.ranked(view.attention.seen_by), -torch.inf)
+    alpha = mass.alpha(view).masked_fill(~mass.keys_ranked(view), -torch.inf)
     largest, place = view.over_heads(alpha.mean(1)).max(-1)
     return place.where(largest > -torch.inf, -1)
