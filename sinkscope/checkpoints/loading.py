@@ -185,13 +185,17 @@ def _named(name: str, tokenizer: Any, revision: str | None = None, weights_sha25
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` = cuda, then mps, then cpu. Raises SinkscopeError for a device this machine does not have."""
+    """`auto` = cuda, then mps, then cpu. Raises SinkscopeError for a name that is no device, and for a device that this
+    machine does not have."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except Exception:
+        raise SinkscopeError(f"device {name!r} is none: use auto, cpu, cuda, cuda:N or mps") from None
+    try:
         torch.empty(1, device=device)
     except Exception as error:  # each backend that is absent has an exception of its own
         raise SinkscopeError(f"device {name!r} is not available here: use cpu or auto ({first_line(error)})") from None

@@ -35,9 +35,9 @@ def sequences_of_tokens(count: int, tokens: int | str) -> str:
 
 
 def of_heads(some: int, heads: int, verb: str) -> str:
-    """`1 of 72 heads gives`, `2 of 72 heads give`. `verb`: in the plural; it agrees with the heads that are counted."""
+    """`1 of 72 heads gives`, `2 of 72 heads give`, `0 of 1 head gives`. `verb`: in the plural."""
     one = "has" if verb == "have" else f"{verb}s"
-    return f"{some} of {heads} head{'s' * (heads != 1)} {one if some == 1 else verb}"
+    return f"{some} of {heads} head{'s' * (heads != 1)} {one if 1 in (some, heads) else verb}"
 
 
 def several_datasets(rows: pd.DataFrame) -> bool:

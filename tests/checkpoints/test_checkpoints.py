@@ -506,6 +506,7 @@ def test_damaged_tokenizer(copied: Path, refused: Refused, scan_cli: Scan) -> No
 def test_unknown_device_and_dtype(tiny_folder: Path, refused: Refused) -> None:
     for device in ("toaster", "meta", "cuda:99", ""):
         assert repr(device) in refused(tiny_folder, "--device", device)
+    assert "device 'gpu' is none: use auto, cpu, cuda, cuda:N or mps" in refused(tiny_folder, "--device", "gpu")
     assert "int8" in refused(tiny_folder, "--dtype", "int8")
 
 

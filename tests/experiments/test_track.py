@@ -467,7 +467,7 @@ def test_a_device_that_is_not_here_is_one_error_for_all_models(
 ) -> None:
     words = [command, *map(str, checkpoints), *SHORT, "--out", str(tmp_path / "out"), "--device", "nowhere"]
     result = CliRunner().invoke(app, words)
-    refused(result, "error: device 'nowhere' is not available here")
+    refused(result, "error: device 'nowhere' is none: use auto")
     assert not (tmp_path / "out").exists()
 
 

@@ -18,7 +18,7 @@ from sinkscope.runs.words import _sink_words, _window_words, dormant_words, of_h
 @pytest.mark.parametrize(
     ("some", "heads", "verb", "text"),
     [(1, 72, "give", "1 of 72 heads gives"), (2, 72, "give", "2 of 72 heads give"), (0, 9, "move", "0 of 9 heads move"),
-     (1, 1, "have", "1 of 1 head has"), (0, 1, "have", "0 of 1 head have")],
+     (1, 1, "have", "1 of 1 head has"), (0, 1, "have", "0 of 1 head has")],
 )  # fmt: skip
 def test_the_verb_agrees_with_the_heads_that_are_counted(some: int, heads: int, verb: str, text: str) -> None:
     assert of_heads(some, heads, verb) == text
