@@ -10,7 +10,7 @@ import torch
 from models import random_ids, tiny
 
 import sinkscope
-from sinkscope.capture.view import Missing, once_per_mask
+from sinkscope.capture.view import LayerView, Missing, once_per_mask
 from sinkscope.metrics import mass
 
 LAYERS = 3
@@ -29,6 +29,17 @@ def test_it_is_asked_once_for_each_mask(family: str, masks: int, monkeypatch: py
     assert len(asked) == masks
 
 
+def layer_of(of_mask: dict[Any, Any], heads: int) -> LayerView:
+    """A view of two sequences that has nothing else."""
+
+    class Layer(LayerView):
+        def __init__(self) -> None:
+            vars(self)["attention"] = SimpleNamespace(of_mask=of_mask)
+
+    Layer.batch, Layer.heads = 2, heads  # type: ignore[misc, assignment]
+    return Layer()
+
+
 def test_a_layer_that_changes_its_own_leaves_the_others_theirs() -> None:
     told: list[Any] = []
 
@@ -43,9 +54,7 @@ def test_a_layer_that_changes_its_own_leaves_the_others_theirs() -> None:
         raise Missing
 
     of_mask: dict[Any, Any] = {}
-    layers: list[Any] = [
-        SimpleNamespace(attention=SimpleNamespace(of_mask=of_mask), batch=2, heads=heads) for heads in (3, 3, 4)
-    ]
+    layers = [layer_of(of_mask, heads) for heads in (3, 3, 4)]
     for layer in layers:
         own = ones(layer)
         assert own.shape == (2, layer.heads)
