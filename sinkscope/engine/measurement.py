@@ -179,7 +179,9 @@ def measurements(names: Sequence[str]) -> list[type[Measurement]]:
 
 
 def _measurement(question: Question) -> type[Measurement]:
-    """The MEASUREMENT of the question's folder; where it has none, one that measures its columns alone."""
+    """The MEASUREMENT of the question's folder; where it has none, one that measures its columns alone. Raises
+    SinkscopeError where a module of the folder does not load."""
+    question.part("columns")
     module = question.part("measure")
     kind = type(question.name, (Measurement,), {}) if module is None else getattr(module, "MEASUREMENT", None)
     if not isinstance(kind, type) or not issubclass(kind, Measurement):

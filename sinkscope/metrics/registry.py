@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkscope.errors import SinkscopeError
@@ -116,10 +117,27 @@ def registered(shipped: bool = False) -> MetricSet:
     """The metrics of every scan and of every question; `shipped`: only of questions that come with sinkscope."""
     tables = {table: dict(columns) for table, columns in METRICS.items()}
     for name in QUESTIONS:
-        family = QUESTIONS[name].part("columns")
+        family = _columns_of(name)
         if family is not None and (QUESTIONS.ships(name) or not shipped):
             register(family, tables)
     return MetricSet(tables)
+
+
+def _columns_of(name: str) -> ModuleType | None:
+    """The module of a question's columns; None where it has none. That of another package that does not load is left
+    out with a warning: a scan that asks something else needs none of its columns."""
+    try:
+        return QUESTIONS[name].part("columns")
+    except SinkscopeError as error:
+        if QUESTIONS.ships(name):
+            raise
+        _warn_once(f"{error}; its columns are left out")
+        return None
+
+
+@cache
+def _warn_once(words: str) -> None:
+    warnings.warn(words, stacklevel=3)
 
 
 def declared(function: object) -> tuple[Metric, ...]:

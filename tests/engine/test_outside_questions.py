@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from models import random_ids, tiny
 
+import sinkscope
 from sinkscope.capture.view import Missing
 from sinkscope.engine.measurement import Measurement, measurements
 from sinkscope.engine.outside import guarded
@@ -143,3 +146,25 @@ def test_a_section_that_fails_is_named(
     monkeypatch.setattr(Question, "part", lambda self, name: found if self is question else None)
     with pytest.raises(SinkscopeError, match=f"{FAILS}.*{told}"):
         sections(ANY, False)
+
+
+def test_columns_that_do_not_load_are_no_reason_to_refuse_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "unloadable_question"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "columns.py").write_text("1 / 0", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = (TableSchema("unloadable", "unloadable.csv", "a row", (LAYER,)),)
+    QUESTIONS.add("unloadable", Question("unloadable", "does it load?", folder.name, tables), "a_package")
+    said = r"^--measure unloadable: a_package fails: division by zero"
+    try:
+        model, ids = tiny("llama", num_hidden_layers=1, layer_types=None), random_ids(2, 20)
+        with pytest.warns(UserWarning, match=f"{said}; its columns are left out$"):
+            run = sinkscope.scan(model, data=ids, self_check=False)
+        assert run.heads["bos_mass"].notna().all()
+        with pytest.raises(SinkscopeError, match=f"{said}$"):
+            sinkscope.scan(model, data=ids, self_check=False, measure="unloadable")
+    finally:
+        QUESTIONS.remove("unloadable")
