@@ -14,7 +14,7 @@ from maps import columns
 from modeling_torch import torch_model
 from models import random_ids
 from own_code import READ, Attention, Writer, hidden, ids_of, scanned, watched, writer
-from plain_models import HEADS, WIDTH
+from plain_models import HEADS, WIDTH, Reader
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
@@ -528,23 +528,9 @@ def test_a_number_of_learned_keys_that_grows_is_told() -> None:
         scanned(writer(one_for_eight), ids_of())
 
 
-class Padded(nn.Module):
-    """Reads a prompt whose first keys and values are zeros by cross-attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-
-    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-                   for part in (self.query(x), self.key(prompt), self.value(prompt)))  # fmt: skip
-        read: Tensor = self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return read
-
-
 @pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 def test_zeros_that_may_be_padding_are_told() -> None:
-    with torch.no_grad(), sinkscope.watch(model := Padded()) as seen:
+    with torch.no_grad(), sinkscope.watch(model := Reader()) as seen:
         model(torch.randn(1, LENGTH, WIDTH), nn.functional.pad(torch.randn(1, 7, WIDTH), (0, 0, 1, 0)))
     with pytest.raises(SinkscopeError, match=f"{REFUSED}its first keys are zeros, which may be learned, or"):
         seen.run()

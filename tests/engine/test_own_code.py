@@ -23,7 +23,7 @@ from own_code import (
     watched,
     writer,
 )
-from plain_models import HEADS, VOCABULARY, WIDTH, plain
+from plain_models import HEADS, VOCABULARY, WIDTH, Reader, plain
 from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -177,20 +177,6 @@ def keeping(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_a_scan_refuses_a_model_that_keeps_keys_of_earlier_passes() -> None:
     with pytest.raises(SinkscopeError, match=r"'blocks.0.attn' attends to keys of earlier passes"):
         scanned(writer(keeping), ids_of())
-
-
-class Reader(nn.Module):
-    """Reads a prompt by cross-attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-
-    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-                   for part in (self.query(x), self.key(prompt), self.value(prompt)))  # fmt: skip
-        read: Tensor = self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return read
 
 
 def test_a_prompt_of_zeros_is_no_learned_key() -> None:

@@ -97,3 +97,17 @@ def plain(way: str = "sdpa", dropout: float = 0.0) -> Plain:
 def tokens(batch: int = 2, length: int = 20, seed: int = 0) -> Tensor:
     """Random token ids, [batch, length]."""
     return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+class Reader(nn.Module):
+    """Reads a prompt by cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+                   for part in (self.query(x), self.key(prompt), self.value(prompt)))  # fmt: skip
+        read: Tensor = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return read
