@@ -32,6 +32,8 @@ class AttentionCall:
         score: how logits become attention: softmax, or a name in `scores.SCORES`.
         learned: (1, G, n, dv), the values of learned keys that belong to no token, whose logits are the last n of
             `sinks`; None where all are 0. The output that is computed is without them: `learned_keys.added_output`.
+        found: what was found beside the sums by whoever computed the call, by name; a question then need not read the
+            logits again.
     """
 
     query: Tensor
@@ -46,6 +48,7 @@ class AttentionCall:
     window: int | None = None
     score: str = "softmax"
     learned: Tensor | None = None
+    found: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _visible: Visibility | None = field(default=None, init=False, repr=False)
 
     def beyond(self, understood: Collection[str]) -> list[str]:

@@ -48,6 +48,11 @@ class TokenGroups:
         return self.rows - (sums / self.sizes[:, None])[self.labels]
 
     @property
+    def shared(self) -> Tokens:
+        """The rows of `inside` whose group has several tokens; all others are 0."""
+        return self.inside[self.sizes[self.labels] > 1]
+
+    @property
     def top(self) -> Float[Tensor, ""]:
         """The largest eigenvalue of the mean of (z_i - z_j) (z_i - z_j)^T / 2 over the pairs i != j of one group; NaN
         where every group has one token."""

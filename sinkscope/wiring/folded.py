@@ -234,10 +234,12 @@ class FoldedHeads:
         """The tokens' groups of alike ones."""
         return group_tokens(as_float64(self.normalised))
 
-    @property
+    @cached_property
     def group_span(self) -> Float[Tensor, ""]:
         """As token_span, of the tokens around the mean of their group; the bound is the same."""
-        return _span(_square_values(self.groups.inside), self.span_bound)
+        if self.groups.count == 1:
+            return self.token_span
+        return _span(_square_values(self.groups.shared), self.span_bound)
 
     @cached_property
     def smallest_gap(self) -> Float[Tensor, ""]:

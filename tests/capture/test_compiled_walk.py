@@ -92,7 +92,7 @@ def test_the_exponential_is_exact_to_float32_over_its_whole_range() -> None:
     """Each row has two keys, one at 0 and one below it, whose share gives the exponential back."""
     below = torch.linspace(-87, 0, 20_000)
     logits = torch.stack([torch.zeros_like(below), below], 1)[None].contiguous()
-    sums = np.zeros((5, 1, 1, len(below)), np.float32)
+    sums = np.zeros((rows.ROW_SUMS, 1, 1, len(below)), np.float32)
     largest, columns = np.zeros((1, 1, len(below)), bool), np.zeros((1, 1 + len(below) // rows.CHUNK, 2), np.float32)
     spans = np.zeros((1, 1, len(below)), np.int64), np.full((1, 1, len(below)), 2)
     rows.weigh(logits.numpy(), 0, 0, *spans, sums, largest, columns, 0, 1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.kernels.per_query import pair_margins
 
@@ -80,3 +81,24 @@ def test_a_single_key_has_no_other() -> None:
     made = call()
     short = AttentionCall(made.query[:, :, :1], made.key[:, :, :1], made.value[:, :, :1], causal=True)
     assert pair_margins(short).isnan().all()
+
+
+@pytest.mark.parametrize("mask", [None, "window", "nothing but key 0"])
+def test_the_compiled_loop_has_found_the_same_margins(mask: str | None) -> None:
+    """The loop that sums the probabilities sees both logits on its way; bit for bit they are those of a walk."""
+    length = 150
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(BATCH, HEADS, length, DIM, generator=generator)
+    key, value = torch.randn(2, BATCH, GROUPS, length, DIM, generator=generator)
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    seen[3:, 0] = mask != "window"
+    seen[40:60, 1:] &= mask != "nothing but key 0"
+    made = AttentionCall(query, key, value, mask=None if mask is None else seen[None, None], causal=True, scaling=3.0)
+    walked = pair_margins(made)
+    assert not made.found
+    read(made)
+    found = pair_margins(made)
+    assert "pair_margins" in made.found
+    assert torch.equal(found.nan_to_num(9e9), walked.nan_to_num(9e9))
+    assert found.isnan().any()
+    assert not found.isnan().all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinkscope.capture import loops
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.kernels.sums import EARLY
+from sinkscope.capture.kernels.sums import EARLY, PAIR_MARGINS, AttentionSums
 from sinkscope.capture.kernels.walk import Walk
 
 LARGEST = 1e37
@@ -51,8 +51,8 @@ class CompiledWalk(Walk):
         assert call.visible.spans is not None
         self.loop, heads = loop, groups * repeat
         self.spans = tuple(edge.expand(batch, heads, -1).numpy() for edge in call.visible.spans)
-        self.sums = torch.zeros(5, batch, heads, queries)
-        self.sums[loop.MARGIN] = torch.nan
+        self.sums = torch.zeros(loop.ROW_SUMS, batch, heads, queries)
+        self.sums[loop.MARGIN] = self.sums[loop.PAIR_MARGIN] = torch.nan
         places = [loop.FIRST, loop.ENTROPY, loop.MARGIN, loop.DIAGONAL, loop.PREVIOUS]
         names = ["first", "entropy", "margin", "diagonal", "previous"]
         for name, place in zip(names, places, strict=True):
@@ -73,6 +73,10 @@ class CompiledWalk(Walk):
         largest = self.largest.flatten(1, 2).numpy()
         places = start, low, *self.spans
         loops.run(self.loop.weigh, logits.numpy(), *places, self.sums.numpy(), largest, columns.numpy())
+
+    def finish(self) -> tuple[Tensor, AttentionSums]:
+        self.call.found[PAIR_MARGINS] = self.sums[self.loop.PAIR_MARGIN]
+        return super().finish()
 
     def _linear_gap(self) -> Tensor:
         call, gap = self.call, torch.empty_like(self.first)

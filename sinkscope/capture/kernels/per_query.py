@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.kernels.map_walk import HIDDEN_GAP, AttentionMap
-from sinkscope.capture.kernels.sums import block_edges
+from sinkscope.capture.kernels.sums import PAIR_MARGINS, block_edges
 from sinkscope.capture.kernels.walk import FLOOR, UnnormalisedWalk, Walk, walk_of
 from sinkscope.capture.masks.visibility import BlockMask
 
@@ -79,6 +79,8 @@ def pair_margins(call: AttentionCall | AttentionMap) -> Float[Tensor, "batch hea
         return _margins_of_map(call)
     if call.score != "softmax":
         return None
+    if PAIR_MARGINS in call.found:
+        return call.found[PAIR_MARGINS]
     batch, heads, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
     walk = _PairWalk(call, batch, groups, heads // groups, queries, keys)

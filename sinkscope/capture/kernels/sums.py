@@ -16,6 +16,9 @@ from torch import Tensor
 EARLY = 64
 """Gu et al. 2410.10781 measure sinks at T = 64, so the column sums after query 63 are kept too."""
 
+PAIR_MARGINS = "pair_margins"
+"""The name in `AttentionCall.found` of what `per_query.pair_margins` returns."""
+
 
 BLOCK_BYTES = 4 * 2**20
 """Bytes of logits held at once on a CPU, near the size of its caches. Of 0.5 to 16 MiB, 2 to 8 are equally fast."""

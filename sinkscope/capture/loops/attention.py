@@ -39,8 +39,9 @@ WEIGH = (
 GAPS = "void(float32[:,:,:,:,::1], float32[:,:,:,::1], boolean, float32[:,:,:,::1], int64, int64)"
 """The types of the arguments of `weigh` and `gaps`."""
 
-FIRST, ENTROPY, MARGIN, DIAGONAL, PREVIOUS = range(5)
-"""The places of the row sums in the first axis of `sums`."""
+ROW_SUMS = 6
+FIRST, ENTROPY, MARGIN, PAIR_MARGIN, DIAGONAL, PREVIOUS = range(ROW_SUMS)
+"""The places of the row sums in the first axis of `sums`. The loop checks no bounds."""
 
 
 @njit(inline="always", fastmath={"contract"})
@@ -118,8 +119,9 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
         start: the index of the block's first query.
         low: the index of the block's first key.
         firsts, pasts: the first key that a query sees and the one after its last, (sequence, head, query).
-        sums: row sums, (place, sequence, head, query). The block's queries are written; a margin stays as it is where
-            there is none: the query sees only key 0, or all but it.
+        sums: row sums, (place, sequence, head, query). The block's queries are written; both margins, over all other
+            keys and over the best of them, stay as they are where there is none: the query sees only key 0, or all but
+            it.
         largest: whether key 0 has the row's largest logit, (sequence, head, query).
         columns: sums over CHUNK rows, (sequence and head, chunk, key), zero before the call.
         begin, step: the chunks that this call takes: begin, begin + step, and so on, counted over all pairs.
@@ -144,7 +146,10 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
 
             logit, peak = seen[0] if sees_first else np.float32(-np.inf), _largest(others)
             top = max(logit, peak)
-            is_far = sees_first and len(others) > 0 and logit - peak > FAR
+            has_margin = sees_first and len(others) > 0
+            is_far = has_margin and logit - peak > FAR
+            if has_margin:
+                sums[PAIR_MARGIN, sequence, head, query] = logit - peak
             if is_far:
                 sums[MARGIN, sequence, head, query] = logit - peak - math.log(_total(others, peak))
 
@@ -155,7 +160,7 @@ def weigh(logits, start, low, firsts, pasts, sums, largest, columns, begin, step
                 seen[0] = weight
                 norm += weight
                 mean += weight * (logit - top)
-                if len(others) > 0 and not is_far:
+                if has_margin and not is_far:
                     sums[MARGIN, sequence, head, query] = logit - top - math.log(rest)
 
             line[:first] = 0
