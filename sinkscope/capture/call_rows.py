@@ -10,6 +10,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
+from sinkscope.capture.packing import Place
 from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
@@ -27,6 +28,13 @@ class CallRows:
     calls: list[AttentionCall] = field(default_factory=list)
     visible: list[Visibility] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+
+    def pack(self, start: int, place: Place) -> None:
+        """Puts the queries of the passes from number `start` on where `place` says."""
+        for number, call in enumerate(self.calls[start:], start):
+            query = place(call.query)
+            if query is not call.query:
+                self.calls[number] = replace(call, query=query, mask=None)
 
     def edges(self, edge: int, taken: list[Taken]) -> Tensor:
         """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
+from sinkscope.capture.packing import Place
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import STREAM_INPUTS, call_name, shown_name
@@ -28,6 +29,9 @@ NO_INPUT = ("mask", "labels", "position")
 """Parts of the names of tensors that a model is given beside its input."""
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
+
+ROWS = ("query", "key", "value", "output", "projected", "of_tokens")
+"""The tensors of an attention call that belong to the rows of its pass."""
 
 
 MapPart = tuple[slice, Cut | None, MapRows]
@@ -74,6 +78,12 @@ class Kept:
             same = torch.equal(bit_sums(self.tensor), self.sums)
         return self.tensor if same else None
 
+    def packed(self, place: Place) -> Kept:
+        """The same in another place; itself where something was written into it since."""
+        tensor = self.unwritten
+        moved = self.tensor if tensor is None else place(tensor)
+        return self if moved is self.tensor else Kept(moved, times_written(moved))
+
 
 @dataclass(eq=False)
 class Around:
@@ -88,6 +98,11 @@ class Around:
     returned: Kept | None = None
     joint: bool = False
     last: bool | None = None
+
+    def pack(self, place: Place) -> None:
+        """Puts what is kept where `place` says."""
+        self.given = None if self.given is None else self.given.packed(place)
+        self.returned = None if self.returned is None else self.returned.packed(place)
 
 
 @dataclass(eq=False)
@@ -154,6 +169,12 @@ class Heard:
     def shown(self) -> str:
         """The name in a sentence."""
         return shown_name(self.name)
+
+    def pack(self, place: Place) -> None:
+        """Puts what is kept of its rows where `place` says."""
+        for name in ROWS:
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else place(tensor))
 
     @property
     def changed(self) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
+from sinkscope.capture.packing import pack
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order
@@ -23,6 +25,9 @@ from sinkscope.capture.steps import Steps, Whole
 from sinkscope.capture.still_cached import Taking
 from sinkscope.capture.views import Span
 from sinkscope.errors import SinkscopeError
+
+PACKED_STEPS = 64
+"""After so many passes, the rows that they left are put beside each other."""
 
 
 class Joined:
@@ -43,6 +48,7 @@ class Joined:
         self._moved: Tensor | None = None
         self._ended: list[Tensor] = []
         self._order: Order | None = None
+        self._packed = 0
 
     @property
     def length(self) -> int:
@@ -155,6 +161,9 @@ class Joined:
             self._told |= {around.path for around in now.around}
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
         self.passes.append(now)
+        if len(self.passes) - self._packed == PACKED_STEPS:
+            pack([partial(site.pack, self._packed) for site in self._sites.values()])
+            self._packed = len(self.passes)
 
     def _cut_ids(self, now: Pass) -> None:
         """Leaves a pass its own token ids, where the model was given the whole text again and read its end alone."""

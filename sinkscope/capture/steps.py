@@ -16,6 +16,7 @@ from sinkscope.capture.heard import Around, Heard, Kept, Onward
 from sinkscope.capture.kernels.map_walk import MapRows
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import from_spans
+from sinkscope.capture.packing import Place
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.slots import first_seen, weighs, windowed
 from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
@@ -116,6 +117,17 @@ class Steps:
         self._heard.append(heard)
         self._around.append(around)
         self._rows += heard.queries
+
+    def pack(self, start: int, place: Place) -> None:
+        """Puts what is kept of the passes from number `start` on where `place` says."""
+        for heard, by_path in zip(self._heard[start:], self._around[start:], strict=True):
+            heard.pack(place)
+            for around in by_path.values():
+                around.pack(place)
+        self._calls.pack(start, place)
+        if not self.cross:
+            for pieces in (self._keys, self._values):
+                pieces[start:] = map(place, pieces[start:])
 
     @property
     def of_maps(self) -> bool:
