@@ -46,6 +46,14 @@ def watch(
         int | None,
         typer.Option(metavar="N", help="Measure at most N sequences of each model.", rich_help_panel=FIRST),
     ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="While a model writes, measure a sequence until it has N tokens. Bounds memory.",
+            rich_help_panel=FIRST,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
@@ -57,15 +65,15 @@ def watch(
 
     Example: sinkscope watch --out runs/answers --limit 64 -- answer.py --prompt hello
     """
-    for option, number in (("--every", every), ("--limit", limit)):
-        if number is not None and number < 1:
-            raise SinkscopeError(f"{option} {number}: at least 1 is needed")
+    for option, number, least in (("--every", every, 1), ("--limit", limit, 1), ("--until", until, 2)):
+        if number is not None and number < least:
+            raise SinkscopeError(f"{option} {number}: at least {least} is needed")
     _check_out(out, force)
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
     leave_to_python()
-    everywhere = Everywhere(every, limit)
+    everywhere = Everywhere(every, limit, until)
     code, process, home = 0, os.getpid(), Path.cwd()
     with as_python_does(), left_to_program():
         try:

@@ -132,14 +132,16 @@ def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("option", ["--every", "--limit"])
-def test_less_than_one_is_refused(option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "least"), [("--every", 1), ("--limit", 1), ("--until", 2)])
+def test_less_than_the_least_is_refused(
+    option: str, least: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from sinkscope.cli import application
 
     with pytest.raises(SystemExit) as stop:
-        application(["watch"])(["watch", "--out", str(tmp_path / "x"), option, "0", "--", "missing.py"])
+        application(["watch"])(["watch", "--out", str(tmp_path / "x"), option, str(least - 1), "--", "missing.py"])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"sinkscope: error: {option} 0: at least 1 is needed\n"
+    assert capsys.readouterr().err == f"sinkscope: error: {option} {least - 1}: at least {least} is needed\n"
 
 
 @pytest.mark.parametrize(("out", "said"), [("file", "is a file: give another --out"), ("file/run", "cannot write to ")])

@@ -130,6 +130,16 @@ def test_every_and_limit_count_requests() -> None:
     assert seen.sequences == 2
 
 
+def test_a_request_is_measured_until_it_is_long_enough() -> None:
+    model, given = writer("llama"), prompts(12, 7)
+    with sinkscope.watch(model, until=10) as seen:
+        read = answers(model, given)
+    assert not seen.left_out
+    assert sorted(lengths(seen)) == [10, 12]
+    cut = [ids[: max(10, len(asked))] for asked in given for ids in read if ids[: len(asked)] == asked]
+    assert_same(seen.run(), one_by_one(model, sorted(cut, key=len, reverse=True)))
+
+
 def given_length(given: list[list[int]]) -> Any:
     """The place of a request's prompt in the order in which the prompts are computed: as given."""
     return lambda read: next(number for number, each in enumerate(given) if read[: len(each)] == each)

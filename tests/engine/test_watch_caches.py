@@ -42,6 +42,60 @@ def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left:
     assert run.manifest.data[0].seq_len == 12 + NEW - 1
 
 
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
+def test_a_sequence_is_measured_until_it_is_long_enough(left: int) -> None:
+    """What was kept of it goes once it has so many positions, though the model writes on; a prompt is read whole."""
+    model, given = writer("llama"), prompt(left)
+    unwatched = generate(model, given)
+    with sinkscope.watch(model, until=16) as seen:
+        written = generate(model, given)
+        assert not any(joined for _, joined, _ in seen._follower._open.values())
+    assert torch.equal(unwatched, written)
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, written[:, :17], given))
+    with sinkscope.watch(model, until=5) as seen:
+        generate(model, given)
+    assert seen.run().manifest.data[0].seq_len == 12
+    with pytest.raises(SinkscopeError, match="until=1: a whole number from 2 on"):
+        sinkscope.watch(model, until=1)
+
+
+@pytest.mark.parametrize("left", slow_but([0, 4], 0))
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gpt_oss"], "llama"))
+def test_the_rows_of_steps_are_put_into_few_pieces_of_memory(
+    family: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of small ones between the growing tensors of a cache left gaps of a megabyte a step."""
+    monkeypatch.setattr("sinkscope.capture.joined.PACKED_STEPS", 5)
+    model, given = writer(family), prompt(left)
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given)
+        ((_, open_one, _),) = seen._follower._open.values()
+        assert open_one is not None
+        for place in range(len(open_one.passes[-1].around)):
+            around = [one_pass.around[place].given for one_pass in open_one.passes]
+            pieces = {kept.tensor.untyped_storage().data_ptr() for kept in around if kept is not None}
+            assert len(pieces) <= 1 + NEW // 5 + NEW % 5
+    assert_same(seen.run(), in_one_pass(model, written, given))
+
+
+def test_tokens_that_were_taken_back_do_not_make_a_sequence_long() -> None:
+    """As of a draft that the model does not keep, where somebody slices the cache: the next pass shows it."""
+    model, ids = writer("llama"), prompt()["input_ids"]
+    cache = DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model, until=10) as seen:
+        model(ids[:, :6], **{CACHE: cache})
+        model(ids[:, -6:], **{CACHE: cache})
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, :8], layer.values[:, :, :8]
+        kept = torch.cat([ids[:, :6], ids[:, -6:-4]], 1)
+        for token in ids[:, 1:5].split(1, 1):
+            model(token, **{CACHE: cache})
+            kept = torch.cat([kept, token], 1)[:, :10]
+        assert seen.sequences == 2
+    assert_same(seen.run(), sinkscope.scan(model, data=kept, self_check=False))
+
+
 def test_weights_that_change_after_a_generation_are_not_its_own() -> None:
     """It is measured when the next pass begins, or a label."""
     model, given = writer("llama"), prompt()

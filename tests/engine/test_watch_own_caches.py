@@ -270,6 +270,16 @@ def test_no_more_than_the_limit_is_measured() -> None:
     assert_same(seen.run(), in_one_pass(model, ids_of(2, 12, 0)), atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", slow_but(["tuple", "module", "static"], "tuple", "static"))
+def test_a_sequence_is_measured_until_it_is_long_enough(kind: str) -> None:
+    model, texts = model_of(kind), [ids_of(2, 12, seed) for seed in range(2)]
+    with sinkscope.watch(model, until=7) as seen:
+        for ids in texts:
+            step_by_step(model, ids, [6, 1, 1, 4])
+    assert not seen.left_out
+    assert_same(seen.run(), in_one_pass(model, *(ids[:, :7] for ids in texts)), atol=2e-5)
+
+
 def test_a_label_ends_the_sequences_under_way() -> None:
     model, ids = model_of("tuple"), ids_of(2, 12)
 

@@ -40,8 +40,8 @@ class Follower:
     `measure`, with the label it began under.
 
     `begin(first)` is told of the first pass of sequences over a cache, which are measured only when they have ended.
-    `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`: as in
-    `watch`. `label`: that of the sequences that begin now.
+    `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`,
+    `until`: as in `watch`. `label`: that of the sequences that begin now.
 
     Attributes:
         begun: batches of sequences so far. measured: sequences measured, and those that are open.
@@ -51,11 +51,11 @@ class Follower:
 
     def __init__(
         self, model: nn.Module, begin: Callable[[Pass], None], measure: Callable[[Joined, str], int], every: int,
-        limit: int | None, label: str,
+        limit: int | None, until: int | None, label: str,
     ) -> None:  # fmt: skip
         self.listener = Listener(model, self._wants, self._ended, self._leave_out)
         self._model, self._first, self._measure = model, begin, measure
-        self._every, self._limit = every, limit
+        self._every, self._limit, self._until = every, limit, until
         self.reset(label)
 
     def reset(self, label: str) -> None:
@@ -79,6 +79,7 @@ class Follower:
             if now.shares is not None:
                 return self._wants_some(now, now.shares)
             if now.cache is None and self._own is not None:  # the pass itself shows whether it goes on
+                self._end_long(id(self._own))
                 now.resumes = partial(self._resume, now)
                 return True
             wanted, self._current = self._turn(
@@ -160,7 +161,8 @@ class Follower:
                 if self._every == 1 and not self._full:
                     self._leave_out(f"{outside} was not read")
                 return False, None
-            return entry[1] is not None, entry[1]
+            joined = self._end_long(id(cache), before)
+            return joined is not None, joined
         if cache is not None:
             self._close(id(cache))  # it was emptied
         self.begun += 1
@@ -168,6 +170,19 @@ class Follower:
         if not wanted and cache is not None:
             self._begin(cache, None)
         return wanted, None
+
+    def _end_long(self, key: int, before: int | None = None) -> Joined | None:
+        """Measures the sequences that are open over a cache where they have `until` positions; returns them where they
+        go on. `before`: the positions in the cache, where they are known: fewer than the sequences have would mean that
+        some were taken back, which the next pass shows."""
+        entry = self._open.get(key)
+        joined = None if entry is None else entry[1]
+        if entry is None or joined is None or self._until is None or joined.length < self._until:
+            return joined
+        if before in (None, joined.length):
+            self._close(key)
+            self._open[key] = entry[0], None, entry[2]
+        return self._open[key][1]
 
     @property
     def _full(self) -> bool:

@@ -26,12 +26,12 @@ from sinkscope.errors import SinkscopeError, first_line
 class Everywhere:
     """Watches every model that this thread runs, from its first pass on.
 
-    A model is a module that no other module calls, and that has modules inside it. `every`, `limit`: as in `watch`, for
-    each model. `refused`: the models that could not be watched, each with the reason.
+    A model is a module that no other module calls, and that has modules inside it. `every`, `limit`, `until`: as in
+    `watch`, for each model. `refused`: the models that could not be watched, each with the reason.
     """
 
-    def __init__(self, every: int = 1, limit: int | None = None) -> None:
-        self._settings: dict[str, Any] = {"every": every, "limit": limit}
+    def __init__(self, every: int = 1, limit: int | None = None, until: int | None = None) -> None:
+        self._settings: dict[str, Any] = {"every": every, "limit": limit, "until": until}
         self.watches: list[Watch] = []
         self.refused: dict[str, str] = {}
         self._known: set[nn.Module] = set()

@@ -43,10 +43,11 @@ class Watch:
 
     def __init__(
         self, model: Any, *, tokenizer: Any = None, name: str | None = None, every: int = 1, limit: int | None = None,
-        epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE, lengths: Sequence[int] | None = None,
-        spectra: int | None = None, metrics: Sequence[Callable[..., Any] | str | Path] = (),
+        until: int | None = None, epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE,
+        lengths: Sequence[int] | None = None, spectra: int | None = None,
+        metrics: Sequence[Callable[..., Any] | str | Path] = (),
     ) -> None:  # fmt: skip
-        for value, what, least in ((every, "every", 1), (limit, "limit", 1)):
+        for value, what, least in ((every, "every", 1), (limit, "limit", 1), (until, "until", 2)):
             if value is not None and (not isinstance(value, int) or value < least):
                 raise SinkscopeError(f"{what}={value}: a whole number from {least} on is needed")
         self._checkpoint = wrap_running(model, tokenizer, name)
@@ -61,7 +62,9 @@ class Watch:
         self._measurer = Measurer(self._checkpoint.model, self._views, self._quantities, spectra)
         self._heaps: dict[str, Heap] = {}
         self._started = time.perf_counter()
-        self._follower = Follower(self._checkpoint.model, self._measurer.begin, self._measure, every, limit, LABEL)
+        self._follower = Follower(
+            self._checkpoint.model, self._measurer.begin, self._measure, every, limit, until, LABEL
+        )
         self._listener = self._follower.listener
         self._stack: ExitStack | None = None
 
@@ -175,8 +178,9 @@ class Watch:
 
 def watch(
     model: Any, *, tokenizer: Any = None, name: str | None = None, every: int = 1, limit: int | None = None,
-    epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE, lengths: Sequence[int] | None = None,
-    spectra: int | None = None, metrics: Sequence[Callable[..., Any] | str | Path] = (),
+    until: int | None = None, epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE,
+    lengths: Sequence[int] | None = None, spectra: int | None = None,
+    metrics: Sequence[Callable[..., Any] | str | Path] = (),
 ) -> Watch:  # fmt: skip
     """Measures the attention of any model while your own code runs it.
 
@@ -192,6 +196,8 @@ def watch(
         tokenizer: gives token ids their texts in the tables.
         name: the model's name in the run; that of its configuration or class by default.
         every: measures each N-th batch of sequences. limit: measures no more once there are as many sequences.
+        until: ends a sequence over a cache once it has as many positions, padding counted; its first pass is measured
+            whole. What is kept of a sequence until it ends is then no more than of so many positions, or of that pass.
         epsilon, dormant_rule, lengths, spectra, metrics: as in `sinkscope.scan`.
 
     Returns:
@@ -202,6 +208,6 @@ def watch(
             another thread of this process measures.
     """
     return Watch(
-        model, tokenizer=tokenizer, name=name, every=every, limit=limit, epsilon=epsilon, dormant_rule=dormant_rule,
-        lengths=lengths, spectra=spectra, metrics=metrics,
+        model, tokenizer=tokenizer, name=name, every=every, limit=limit, until=until, epsilon=epsilon,
+        dormant_rule=dormant_rule, lengths=lengths, spectra=spectra, metrics=metrics,
     )  # fmt: skip
