@@ -22,7 +22,16 @@ from sinkscope.comparison.levels import (
 from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
-from sinkscope.runs.per_sequence import LEVELS, PLACE, chosen_metrics, domains, metric_names, same_text, tokens_of
+from sinkscope.runs.per_sequence import (
+    LEVELS,
+    PLACE,
+    chosen_metrics,
+    domains,
+    metric_names,
+    other_lengths,
+    same_text,
+    tokens_of,
+)
 from sinkscope.runs.run import need_run
 from sinkscope.runs.showing import ShownComparison
 
@@ -140,6 +149,8 @@ def compare(
     _check_margins(equivalence_margin or {}, names)
     same = sorted(_shape(a, [in_a for in_a, _, _ in pairs])) == sorted(_shape(b, [in_b for _, in_b, _ in pairs]))
     notes += _without_partner(a, b, pairs, same)
+    for in_a, in_b, _ in pairs:
+        notes += other_lengths(in_a, {"A": _domain(a, in_a), "B": _domain(b, in_b)})
     if not same:
         notes.append(
             f"different shapes ({describe_shape(a)} against {describe_shape(b)}): heads cannot be matched; "
@@ -277,7 +288,7 @@ def _named(places: set[tuple[Any, ...]], heads: bool) -> str:
 
 def why_not_paired(a: Run, b: Run, domain: str) -> str:
     """Says why the sequences of a domain differ between the runs; names the first setting that differs."""
-    facts_a = next(data for data in a.manifest.data if data.domain == domain)
+    facts_a = _domain(a, domain)
     facts_b = next((data for data in b.manifest.data if data.domain == domain), None)
     if facts_b is None:
         return f"the runs read different data: {_names(a.manifest.data)} against {_names(b.manifest.data)}"
@@ -335,6 +346,10 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+def _domain(run: Run, domain: str) -> DomainFacts:
+    return next(data for data in run.manifest.data if data.domain == domain)
+
+
 def _facts(run: Run, compared: list[tuple[str, int | None]]) -> dict[str, Any]:
     """`compared`: the domains that are compared, each with the number of its sequences; None = all."""
     model = run.manifest.model
@@ -348,5 +363,6 @@ def _facts(run: Run, compared: list[tuple[str, int | None]]) -> dict[str, Any]:
         "shape": describe_shape(run),
         "sequences": sum(int(counts[domain]) if count is None else count for domain, count in compared),
         "data": [domain for domain, _ in compared],
+        "tokens": [tokens_of(_domain(run, domain)) for domain, _ in compared],
         "run": str(run.path) if run.path else None,
     }

@@ -12,12 +12,13 @@ from sinkscope.comparison.baseline import Baseline, Level, as_kept, baseline_of
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import catalogue, refuse_moved
-from sinkscope.runs.per_sequence import same_places, same_text, whole_numbers
+from sinkscope.runs.per_sequence import other_lengths, same_places, same_text, whole_numbers
 from sinkscope.runs.statistics import beyond, false_discovery, with_floor
 from sinkscope.runs.words import computed_in
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
+    from sinkscope.runs.schema.baseline import BaselineDomain
 
 
 SCHEMA_VERSION = 1
@@ -144,6 +145,7 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
             notes.append(
                 f"{domain}: other token sequences than the baseline's; a change counts where it is significant"
             )
+            notes += other_lengths(domain, {"the run": _data(now, domain), "the baseline": _data(baseline, reference)})
     first, before = (_first_token(side) for side in (now, baseline))
     if first != before:
         notes.append(f"the run's first token is {first}, the baseline's is {before}")
@@ -207,8 +209,12 @@ def _pairs(now: Baseline, baseline: Baseline) -> list[tuple[str, str]]:
     return pairs
 
 
+def _data(side: Baseline, domain: str) -> BaselineDomain:
+    return next(data for data in side.facts.data if data.domain == domain)
+
+
 def _fingerprint(baseline: Baseline, domain: str) -> str | None:
-    return next((data.fingerprint for data in baseline.facts.data if data.domain == domain), None)
+    return _data(baseline, domain).fingerprint
 
 
 def _first_token(baseline: Baseline) -> str:

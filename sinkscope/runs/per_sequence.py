@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Protocol
@@ -183,6 +183,21 @@ def counted(run: Run, data: DomainFacts) -> str:
 def tokens_of(data: Sized) -> str:
     """How many tokens the sequences have: `256`, or `33 to 100` where they differ."""
     return spread([data.shortest or data.seq_len, data.seq_len])
+
+
+def other_lengths(domain: str, sides: Mapping[str, Sized]) -> list[str]:
+    """A note where the sequences of two `sides`, each under its name, differ in length; else an empty list.
+
+    Means over queries depend on the length, so that runs of one model differ, too, where their lengths differ.
+    """
+    tokens = {side: tokens_of(data) for side, data in sides.items()}
+    if len(set(tokens.values())) == 1:
+        return []
+    told = ", ".join(f"{count} tokens in {side}" for side, count in tokens.items())
+    return [
+        f"{domain}: the sequences differ in length ({told}). bos_mass, sink_score, entropy and other means over "
+        "queries depend on it, so a difference may come from it alone: scan both with one --seq-len"
+    ]
 
 
 def spread(lengths: Sequence[int | None]) -> str:

@@ -19,6 +19,7 @@ from sinkscope.cli import app
 from sinkscope.comparison.compare_runs import Comparison, compare
 from sinkscope.comparison.levels import Listed
 from sinkscope.errors import SinkscopeError
+from sinkscope.present.html.comparison import comparison_view
 from sinkscope.present.numbers import interval
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.runs.per_sequence import cells
@@ -224,6 +225,18 @@ def test_other_text_is_refused_with_the_reason() -> None:
     result = compare(a, b, paired=False)
     assert not result.paired
     assert result.heads["p"].notna().all()
+
+
+def test_a_difference_in_length_is_told_before_any_number() -> None:
+    a, b = scanned(), scanned(text=1)
+    assert not any("length" in note for note in compare(a, b, paired=False).notes)
+    b.manifest.data[0].seq_len = 99
+    result = compare(a, b, metrics=["bos_mass"], paired=False)
+    (note,) = result.notes
+    domain, length = a.manifest.data[0].domain, a.manifest.data[0].seq_len
+    assert note.startswith(f"{domain}: the sequences differ in length ({length} tokens in A, 99 tokens in B).")
+    assert result.as_dict()["a"]["tokens"] == [str(length)]
+    assert comparison_view(result)["lead"].count(f"differ in length ({length} tokens and 99 tokens)") == 1
 
 
 def test_interrupted_runs_are_compared_as_far_as_they_go() -> None:

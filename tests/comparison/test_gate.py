@@ -169,6 +169,14 @@ def test_the_same_model_passes_in_half_precision_and_over_other_text() -> None:
     assert any("other token sequences" in note for note in other.notes)
 
 
+def test_a_run_of_another_length_than_the_baselines_is_told() -> None:
+    run, baseline = scanned(text=3), baseline_of(scanned())
+    assert not any("length" in note for note in check(run, baseline).notes)
+    length, run.manifest.data[0].seq_len = run.manifest.data[0].seq_len, 99
+    told = f"the sequences differ in length (99 tokens in the run, {length} tokens in the baseline)."
+    assert sum(told in note for note in check(run, baseline).notes) == 1
+
+
 def test_bounds_hold_at_every_level() -> None:
     run, baseline = scanned(), baseline_of(scanned())
     is_head = run.sequences["head"].notna()

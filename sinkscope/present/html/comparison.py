@@ -48,6 +48,10 @@ def _lead(result: Comparison) -> str:
     said = f"From A to B{f' on {where}' if where else ''}: mean {row['metric']} {significant(row['a'])} to "
     said += significant(row["b"])
     said += f" (95 % interval of the difference {ends})"
+    if result.a["tokens"] != result.b["tokens"]:
+        said += (
+            f", though the sequences differ in length ({' and '.join(_tokens(side) for side in (result.a, result.b))})"
+        )
     counts = [f"{len(heads)} {CHANGED[name]}" for name, heads in result.changes.items() if heads]
     changed = (
         f"; heads: {', '.join(counts)}"
@@ -55,6 +59,10 @@ def _lead(result: Comparison) -> str:
         else "; no head gained or lost a sink or its dormancy by a difference with q < 0.05"
     )
     return f"{said}{changed if result.same_shape else ''}."
+
+
+def _tokens(side: dict[str, Any]) -> str:
+    return f"{', '.join(dict.fromkeys(side['tokens']))} tokens"
 
 
 def _changes(result: Comparison) -> list[tuple[str, list[dict[str, Any]], str]]:
