@@ -445,7 +445,13 @@ def wrong(name: str, error: str) -> Any:
         wrong("--score pattern:low", "is no score of the run's heads"),
         wrong("--score honor_sem:low", "is no score of the run's heads"),
         wrong("--score qk_cos_first", "are heads dormant where it is low or where it is high? write qk_cos_first:low"),
+        wrong("--score nonesuch", "--score 'nonesuch': sinkscope has no such column"),
         wrong("--score bosmass", "did you mean bos_mass"),
+        wrong(
+            "--score bos_mas:high",
+            "is no score of the run's heads; `sinkscope metrics` lists the columns; did you mean",
+        ),
+        wrong("--score distant_write", "is no score of the run's heads: scan it with --measure streaming"),
         wrong("--score honor:lowest", "write NAME, NAME:low or NAME:high"),
         wrong("--fraction 1.5", "a share of the heads between 0 and 1"),
         wrong("--fraction nan", "a share of the heads between 0 and 1"),

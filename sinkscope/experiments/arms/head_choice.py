@@ -12,6 +12,7 @@ import pandas as pd
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import catalogue
 from sinkscope.runs.dormancy import SCORES, share_of
+from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.saved.ablation import Heads
 
 if TYPE_CHECKING:
@@ -41,11 +42,15 @@ def read_score(text: str) -> Score:
     if end not in ("", "low", "high"):
         raise SinkscopeError(f"--score {text!r}: write NAME, NAME:low or NAME:high")
     side = end or dormant_end(column)
+    if side is None and column not in (names := [entry.name for entry in catalogue()]):
+        raise SinkscopeError(
+            f"--score {column!r}: sinkscope has no such column (`sinkscope metrics` lists them; a metric of your own "
+            f"takes an end, {column}:low or {column}:high){did_you_mean(column, names)}"
+        )
     if side is None:
-        near = "" if column in (names := [entry.name for entry in catalogue()]) else did_you_mean(column, names)
         raise SinkscopeError(
             f"--score {column!r}: are heads dormant where it is low or where it is high? write {column}:low or "
-            f"{column}:high (`sinkscope metrics` lists the columns){near}"
+            f"{column}:high"
         )
     return Score(column, side == "low")
 
@@ -127,11 +132,18 @@ def head_table(run: Run, scores: list[Score]) -> HeadTable:
     for score in scores:
         numeric = score.column in merged and pd.api.types.is_float_dtype(merged[score.column])
         if not numeric or score.column.endswith("_sem"):
-            raise SinkscopeError(
-                f"{score.column!r} is no score of the run's heads; `sinkscope metrics` lists the columns"
-            )
+            raise SinkscopeError(f"{score.column!r} is no score of the run's heads{_remedy(score.column, merged)}")
     columns = list(dict.fromkeys(score.column for score in scores))
     return HeadTable(merged.groupby(PLACE, sort=False)[columns].mean().reset_index())
+
+
+def _remedy(column: str, heads: pd.DataFrame) -> str:
+    """What to do about a score that the run lacks: the question that measures it, or the names that are near."""
+    tables = {entry.table for entry in catalogue() if entry.name == column}
+    asked = [name for name, question in QUESTIONS.items() if tables & {table.name for table in question.tables}]
+    if asked:
+        return f": scan it with --measure {asked[0]}"
+    return f"; `sinkscope metrics` lists the columns{'' if column in heads else did_you_mean(column, heads.columns)}"
 
 
 def _grouped(rows: pd.DataFrame) -> Heads:
