@@ -199,6 +199,10 @@ def read_baseline(path: str | Path) -> Baseline:
     """Reads a baseline file, also one of sinkscope 0.1. Raises SinkscopeError where it is damaged or no baseline."""
     try:
         data = json.loads(Path(path).read_text("utf-8"))
+    except IsADirectoryError:
+        raise SinkscopeError(
+            f"{path} is no baseline: it is a folder, and no run's; give a file of `sinkscope baseline`, or a run folder"
+        ) from None
     except OSError as error:
         raise SinkscopeError(f"cannot read the baseline {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

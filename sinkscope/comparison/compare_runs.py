@@ -313,7 +313,7 @@ def _tokenizer(run: Run) -> str | None:
 
 def _first_token(run: Run) -> str:
     first = run.manifest.first_token
-    return "not the same in all sequences" if first.id is None else repr(first.text)
+    return "one that differs between sequences" if first.id is None else repr(first.text)
 
 
 def _names(data: list[DomainFacts]) -> str:

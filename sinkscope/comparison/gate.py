@@ -293,10 +293,12 @@ def _in_order(rule: Rule, domain: str, now: Level, then: Level) -> Level:
 
 
 def _listed(level: Level) -> str:
-    """How many places each stream has: `12 of text`."""
-    return ", ".join(
-        f"{count} of {stream}" for stream, count in level.places["stream"].value_counts(sort=False).items()
-    )
+    """How many places each stream has: `12 of text`; of heads, also in how many layers."""
+    told = []
+    for stream, places in level.places.groupby("stream", sort=False):
+        number = places["layer"].nunique() if "head" in places else 0
+        told.append(f"{len(places)} of {stream}" + (f" in {number} layer{'s' if number > 1 else ''}" if number else ""))
+    return ", ".join(told)
 
 
 def _pooled(judged: list[_Judged]) -> list[np.ndarray | None]:

@@ -363,6 +363,23 @@ def test_counts_of_values_survive_the_file() -> None:
         assert level.counts("entropy").tolist() == [8.0] * 12
 
 
+def test_as_many_heads_in_other_layers_are_told_apart() -> None:
+    """18 x 4 heads against 6 x 12: the number of heads alone says that nothing differs."""
+    narrow, wide = enlarged(scanned(), 6, 2), enlarged(scanned(), 2, 6)
+    with pytest.raises(
+        SinkscopeError, match=r"\(12 of text in 2 layers at level head against 12 of text in 6 layers\)"
+    ):
+        check(wide, baseline_of(narrow), STRICT)
+
+
+def test_a_folder_that_is_no_run_is_no_baseline(tmp_path: Path) -> None:
+    scanned().save(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "run"), "--baseline", str(tmp_path / "empty")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "empty is no baseline: it is a folder, and no run's; give a file of `sinkscope baseline`" in result.stderr
+
+
 @pytest.mark.slow
 def test_other_shapes_and_other_data_are_bad_input() -> None:
     with pytest.raises(SinkscopeError, match="other layers or heads"):
