@@ -87,8 +87,9 @@ SUGGESTED, FAR = 3, 0.4
 """Most names that an error suggests, and the distance from which on a name is not suggested."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X or Y?` for a name that is near known ones, in any case; empty where none is near.
+def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
+    """`; did you mean X or Y?` for a name that is near known ones, in any case; empty where none is near. `before`
+    stands in front of each name that is suggested.
 
     Nearest are names that hold all its words (`bos` and `bos_mass`), the shortest first; then names spelled alike, or
     with a word spelled alike. It ends a sentence.
@@ -96,7 +97,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     folded = name.casefold()
     distances = {term: _distance(folded, term.casefold()) for term in known}
     near = sorted((term for term in distances if distances[term] < FAR), key=lambda term: (distances[term], term))
-    shown = near[:SUGGESTED]
+    shown = [f"{before}{term}" for term in near[:SUGGESTED]]
     return f"; did you mean {', '.join(shown[:-1])}{' or ' if len(shown) > 1 else ''}{shown[-1]}?" if shown else ""
 
 

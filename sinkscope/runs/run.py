@@ -172,6 +172,14 @@ def _what_it_holds(folder: Path) -> str:
     return f"it holds the folders {', '.join(runs[:NAMED])}{more}: name one of them"
 
 
+def _instead(folder: Path) -> str:
+    """What to do about a run folder that is not there: the runs beside it with a near name, or a scan of the model."""
+    if folder.name.startswith("example:"):
+        return f"; that is a model, and `sinkscope scan {folder}` writes its run folder"
+    beside = [path.parent.name for path in folder.parent.glob("*/manifest.json")]
+    return did_you_mean(folder.name, beside, "" if folder.parent == Path() else f"{folder.parent}/")
+
+
 def load_run(path: str | Path) -> Run:
     """Reads a run folder, also one written by sinkscope 0.1.
 
@@ -181,8 +189,7 @@ def load_run(path: str | Path) -> Run:
     folder = Path(path)
     try:
         if not folder.exists():
-            beside = [path.parent.name for path in folder.parent.glob("*/manifest.json")]
-            raise SinkscopeError(f"no such run folder: {folder}{did_you_mean(folder.name, beside)}")
+            raise SinkscopeError(f"no such run folder: {folder}{_instead(folder)}")
         RUN_FOLDER.settle(folder)
         content = _read_json(folder / "manifest.json")
     except OSError as error:

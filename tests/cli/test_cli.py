@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -504,8 +505,16 @@ def test_table_of_something_else(default_run: Outcome, tmp_path: Path) -> None:
 def test_a_run_folder_with_a_slip_in_its_name(tmp_path: Path) -> None:
     (tmp_path / "gemma").mkdir()
     (tmp_path / "gemma" / "manifest.json").touch()
-    with pytest.raises(SinkscopeError, match=r"no such run folder: .*gema; did you mean gemma\?"):
+    near = re.escape(f"no such run folder: {tmp_path / 'gema'}; did you mean {tmp_path / 'gemma'}?")
+    with pytest.raises(SinkscopeError, match=near):
         load_run(tmp_path / "gema")
+
+
+def test_a_model_where_a_run_is_needed() -> None:
+    with pytest.raises(
+        SinkscopeError, match=r"that is a model, and `sinkscope scan example:minilm` writes its run folder"
+    ):
+        load_run("example:minilm")
 
 
 @pytest.mark.parametrize(("name", "words"), [("absent", "no such run folder"), (".", "not a run folder")])
