@@ -247,11 +247,13 @@ def prepared(
     return ArmsJob(command, model, folder, text, written, processes, dry)
 
 
-def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4") -> list[int]:
+def numbers(text: str, option: str, least: int = 0, example: str = "0,1,4", most: int | None = None) -> list[int]:
     """Reads whole numbers such as `0,1,4`, in rising order, each once. Raises SinkscopeError for any other text."""
     from sinkscope.errors import SinkscopeError
 
     parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
-        raise SinkscopeError(f"--{option} {text!r}: give whole numbers of at least {least}, such as {example}")
+    top = 10**9 - 1 if most is None else most
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 and least <= int(part) <= top for part in parts):
+        ends = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise SinkscopeError(f"--{option} {text!r}: give whole numbers {ends}, such as {example}")
     return sorted({int(part) for part in parts})

@@ -11,6 +11,9 @@ from sinkscope.cli.arms_job import GridLoss, Model, RunFolder, Written, numbers,
 from sinkscope.cli.common import DryRun
 from sinkscope.cli.options import with_options
 
+MOST_BITS = 16
+"""Bits from which on an arm rounds nothing: `changes.WHOLE`, which needs torch."""
+
 
 @with_options
 def quant(
@@ -40,11 +43,12 @@ def quant(
     """
     grid = [
         f"kv:{width}" + (f"+first{count}" if count else "")
-        for width in numbers(bits, "bits", 1, "3,4")
+        for width in numbers(bits, "bits", 1, "3,4", MOST_BITS)
         for count in numbers(kept, "kept")
     ]
     if acts is not None:
-        grid += [f"acts:{width}/{step}" for width in numbers(acts, "acts", 2, "4,8") for step in ("tensor", "token")]
+        widths = numbers(acts, "acts", 2, "4,8", MOST_BITS)
+        grid += [f"acts:{width}/{step}" for width in widths for step in ("tensor", "token")]
     job = prepared("quant", model, text, written, dry=dry)
     from sinkscope.present.figures.arms import draw_grid
     from sinkscope.present.terminal.arms import render_grid

@@ -40,7 +40,7 @@ from sinkscope.capture import calls
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks import lazy
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.changes import watched
+from sinkscope.experiments.arms.changes import WHOLE, watched
 from sinkscope.experiments.arms.engine import measure, run
 from sinkscope.experiments.arms.experiment import expanded
 from sinkscope.experiments.arms.finished import Finished, key_of
@@ -1648,7 +1648,8 @@ def test_force_replaces_the_ablation_of_the_model_s_own_folder(
         ("evict", ["--window", "x"], "give whole numbers of at least 1"),
         ("evict", ["--window", "0"], "give whole numbers of at least 1, such as 64,256"),
         ("evict", ["--layers", "some"], "one of full, all"),
-        ("quant", ["--bits", "32"], "from 1 to 16"),
+        ("quant", ["--bits", "32"], f"--bits '32': give whole numbers from 1 to {WHOLE}, such as 3,4"),
+        ("quant", ["--acts", "17"], f"--acts '17': give whole numbers from 2 to {WHOLE}, such as 4,8"),
         ("quant", ["--draws", "1"], "needs at least 2 draws"),
     ],
 )
