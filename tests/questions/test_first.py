@@ -87,7 +87,7 @@ def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
     words = ("--first", "bos", "--first", "none", "--prepend", 0, "--prepend", 4, "--no-self-check")
     outcome = scan_cli(tiny_folder, *words)
     assert outcome.code == 0, outcome.stderr
-    assert "Position or token: " in " ".join(outcome.stdout.split())
+    assert "\n\nPosition or token: " in outcome.stdout  # after an empty line, as other paragraphs
     assert "not first" not in outcome.stderr
     run = sinkscope.load_run(outcome.folder)
     assert run.manifest.request.first == ("bos", "none")

@@ -129,7 +129,7 @@ def _answers(summary: StreamSummary) -> Text:
 def _across_domains(summary: StreamSummary) -> list[Text]:
     """What measurements say about all domains together: each domain's own answer cannot."""
     told = [str(measured["in_words"]) for measured in summary.measured.values() if "in_words" in measured]
-    return [Text(token_text(sentence), style="bold") for sentence in told]
+    return [Text(("" if place else "\n") + token_text(sentence), style="bold") for place, sentence in enumerate(told)]
 
 
 def _rates(run: Run, stream: str, tokens: str) -> Table:
