@@ -1570,6 +1570,8 @@ def test_a_command_writes_its_folder(
     files = {"arms.csv", "arm_sequences.csv", "arms.json", "arms.png", "arms.svg"}
     assert {path.name for path in folder.iterdir()} == files
     assert all(part in done.stdout for part in shown), done.stdout
+    open_squares = (folder / "arms.svg").read_text().count("fill: #ffffff; stroke: ")
+    assert bool(open_squares) == (command != "arms"), "a control of one point looks like its arm"
     assert max(map(len, done.stdout.splitlines())) <= 80, "long names stand above their numbers"
     for name in sorted(ARMS_TABLES.keys() - {"arm_cosines"}):
         table = pd.read_csv(folder / f"{name}.csv")

@@ -11,7 +11,6 @@ from sinkscope.present.text import printable
 from sinkscope.runs.saved.ablation import RANDOM
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from sinkscope.runs.saved.ablation import Ablation
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 
 INCREASE = "loss increase, nats per token"
+POINTS: dict[str, Any] = {"linestyle": "-", "marker": "o", "capsize": 2, "ms": 3}
+BESIDE = 0.04
+"""How far a control's points stand beside those of its arm, in steps of the axis."""
 
 
 def draw_arms(arms: Arms) -> dict[str, bytes]:
@@ -44,7 +46,11 @@ def draw_arms(arms: Arms) -> dict[str, bytes]:
 
 
 def draw_grid(arms: Arms, kept: str) -> dict[str, bytes]:
-    """arms.png and arms.svg: the increase against the number kept, a line for each family, its control dashed."""
+    """arms.png and arms.svg: the increase against the number kept, a line for each family, its control dotted.
+
+    The control's points are open squares, a little to the right: a single point has no line that tells it apart, and
+    its bar would hide the other.
+    """
     table = arms.table
     families = table[table["family"].notna()]
 
@@ -55,12 +61,16 @@ def draw_grid(arms: Arms, kept: str) -> dict[str, bytes]:
         places = {number: place for place, number in enumerate(numbers)}
         for name, rows in families.sort_values("kept", kind="stable").groupby("family", sort=False):
             color = next(colors)
-            _line(axes, rows, [places[int(number)] for number in rows["kept"]], color, "-", printable(str(name)))
+            at = [places[int(number)] for number in rows["kept"]]
+            axes.errorbar(at, rows["increase"], rows["increase_sem"], label=printable(str(name)), color=color, **POINTS)
             controlled = rows[rows["control"].notna()]
             random = table.set_index("arm").loc[list(controlled["control"])]
             if len(random):
-                at = [places[int(number)] for number in controlled["kept"]]
-                _line(axes, random, at, color, ":", f"{printable(str(name))}, random")
+                beside = [places[int(number)] + BESIDE for number in controlled["kept"]]
+                axes.errorbar(
+                    beside, random["increase"], random["increase_sem"], label=f"{printable(str(name))}, random",
+                    color=color, **POINTS | {"linestyle": ":", "marker": "s", "markerfacecolor": "white"},
+                )  # fmt: skip
         axes.axhline(0.0, color="grey", linewidth=0.6)
         axes.set_xticks(list(places.values()), [str(number) for number in numbers])
         axes.set(xlabel=kept, ylabel=INCREASE)
@@ -72,13 +82,6 @@ def draw_grid(arms: Arms, kept: str) -> dict[str, bytes]:
 
 def _point(axes: Any, row: Any, place: int, color: str, marker: str) -> None:
     axes.errorbar(row["increase"], place, xerr=row["increase_sem"], color=color, marker=marker, capsize=2, ms=3)
-
-
-def _line(axes: Any, rows: pd.DataFrame, places: list[int], color: str, line: str, label: str) -> None:
-    axes.errorbar(
-        places, rows["increase"], rows["increase_sem"], label=label, color=color, linestyle=line, marker="o", capsize=2,
-        ms=3,
-    )  # fmt: skip
 
 
 def _forms(arms: Arms, paint: Any, ratio: float) -> dict[str, bytes]:
