@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkscope.cli.common import check_writable, say
+from sinkscope.cli.common import check_writable, put, say
 from sinkscope.cli.options import TrustRemoteCode
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.figures import SINGLE as TABLES_OF_ONE
+from sinkscope.present.text import wrapped
 from sinkscope.runs.folder import write_file
 from sinkscope.runs.questions import QUESTIONS
 
@@ -126,7 +127,12 @@ def plot(
         which = of_which(loaded[0], domain) if figure in SINGLE and not many else ""
     write_file(out, content)
     say(f"wrote {out}{which}")
-    sys.stdout.write(f"{caption}\n")
+    put(as_read(caption, sys.stdout.isatty()))
+
+
+def as_read(caption: str, on_terminal: bool) -> str:
+    """The caption in lines of a terminal, or in one line for a file: a terminal itself would cut words."""
+    return "\n".join(wrapped(caption) if on_terminal else [caption]) + "\n"
 
 
 @dataclass(frozen=True)

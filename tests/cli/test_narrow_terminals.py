@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.cli.plot import as_read
 from sinkscope.present.text import wrapped
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -25,6 +26,14 @@ def test_a_sentence_is_as_wide_as_the_terminal(
         monkeypatch.setenv("COLUMNS", columns)
     widest = max(map(len, wrapped(SENTENCE)))
     assert width - len("threshold") < widest <= width
+
+
+def test_the_caption_of_a_figure_is_wrapped_on_a_terminal_alone() -> None:
+    assert as_read(SENTENCE.strip(), on_terminal=False) == f"{SENTENCE.strip()}\n"
+    lines = as_read(SENTENCE, on_terminal=True).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines) == SENTENCE.strip()
 
 
 @pytest.mark.parametrize(
