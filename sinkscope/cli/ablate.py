@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sinkscope.cli.arms_job import RESULTS, Model, TextLoss, Written, prepared
+from sinkscope.cli.arms_job import RESULTS, AblationLoss, Model, Written, prepared
 from sinkscope.cli.libraries import import_libraries
 from sinkscope.cli.options import with_options
 from sinkscope.cli.scan_job import free_folder, unfinished_folder
@@ -48,7 +48,7 @@ def ablate(
         str | None, typer.Option(metavar="first", help="Also hide the first token from all later queries.")
     ] = None,
     *,
-    text: TextLoss,
+    text: AblationLoss,
     written: AblationWritten,
 ) -> None:
     """Zero the heads that a score calls dormant, and measure the loss on text that the run did not read.

@@ -68,6 +68,13 @@ class TextLoss:
 
 
 @dataclass(frozen=True)
+class AblationLoss(TextLoss):
+    """The same for `ablate`, which has no default beside its run's."""
+
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: the run's]")] = None
+
+
+@dataclass(frozen=True)
 class ArmsLoss(TextLoss):
     """The same for all but `ablate`, with what is measured beside the loss."""
 

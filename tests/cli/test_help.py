@@ -75,6 +75,13 @@ def test_scan_and_track_share_their_options() -> None:
         assert (mine.help, mine.default, mine.rich_help_panel) == (theirs.help, theirs.default, theirs.rich_help_panel)
 
 
+def test_the_help_of_ablate_names_no_default_without_a_run() -> None:
+    """`--run` is required there."""
+    shown = CliRunner().invoke(app, ["ablate", "--help"]).stdout
+    assert "Tokens per sequence. [default: the run's]" in shown
+    assert "no --run" not in shown
+
+
 def test_one_letter_means_the_same_in_every_command() -> None:
     named = {words: each.opts for words, command in COMMANDS.items() for each in command.params if "--out" in each.opts}
     assert len(named) > 15
