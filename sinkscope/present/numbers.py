@@ -44,7 +44,8 @@ def change(value: float | None, error: float | None) -> str:
 def interval(low: float | None, high: float | None, places: int | None = None) -> str:
     """`low to high`, both with their signs.
 
-    Both have `places` decimals. Without `places` both end at the second significant digit of the interval's width.
+    Both have `places` decimals. Without `places` both end at the second significant digit of the interval's width, or
+    up to two digits further, so that an end near 0 shows on which side of it it is: -0.001 instead of -0.00.
     """
     if low is None or high is None or is_missing(low) or is_missing(high):
         return MISSING
@@ -53,7 +54,14 @@ def interval(low: float | None, high: float | None, places: int | None = None) -
     place = _second_digit(high - low)
     if place is None:
         return f"{signed(low, 2)} to {signed(high, 2)}"
+    further = (digit for digit in (place, place - 1, place - 2) if not _vanishes((low, high), digit))
+    place = next(further, place)
     return f"{to_place(low, place)} to {to_place(high, place)}"
+
+
+def _vanishes(ends: tuple[float, ...], place: int) -> bool:
+    """Whether an end that is not 0 is shown as 0 down to 10**place."""
+    return any(end != 0 and float(to_place(end, place)) == 0 for end in ends)
 
 
 def _second_digit(width: float) -> int | None:

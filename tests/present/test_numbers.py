@@ -50,6 +50,8 @@ def test_every_kind_marks_a_missing_value_the_same_way(missing: float | None) ->
         (fixed(0.5, 3), "0.500"), (fixed(0.5, 1, sign=True), "+0.5"), (estimate(0.5, 0.01, 3), "0.500 ± 0.010"),
         (estimate(0.5, float("nan"), 3), "0.500"), (estimate(None, None, 3, missing=""), ""),
         (estimate(0.5, 0.01, 2, sign=True), "+0.50 ± 0.01"), (interval(0.2571, 0.3009, 3), "+0.257 to +0.301"),
+        (interval(-0.0008, 0.1288), "-0.001 to +0.129"), (interval(0.00004, 0.13), "+0.00 to +0.13"),
+        (interval(0.0, 0.13), "+0.00 to +0.13"), (interval(-0.13, 0.0041), "-0.130 to +0.004"),
         (parameters(999_999), "999,999"), (parameters(268_000_000), "268 M"), (memory(3 * 2**30, "MiB"), "3,072 MiB"),
         (memory(2**34, "GiB", 1), "16.0 GiB"), (memory(None, "MiB"), "-"),
     ],
