@@ -234,15 +234,15 @@ class LoadOptions:
 
 
 def _refuse_slip(name: str) -> None:
-    """Raises SinkscopeError for a name that is nearly that of a folder beside it, or of a run if the name has a slash:
-    the hub would be asked for long before it said no."""
+    """Raises SinkscopeError for a name that is nearly that of a model's or a run's folder beside it, or of a run's if
+    the name has a slash: the hub would be asked for long before it said no."""
     path = Path(name)
+    telling = ("manifest.json",) if "/" in name else ("manifest.json", "config.json")  # OWNER/NAME is as the hub has it
     try:
-        beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        folders = [folder for folder in path.parent.iterdir() if any((folder / file).is_file() for file in telling)]
     except OSError:
         return
-    if "/" in name:  # as in OWNER/NAME of the hub, unless runs stand there
-        beside = [f"{path.parent}/{folder}" for folder in beside if (path.parent / folder / "manifest.json").is_file()]
+    beside = [f"{path.parent}/{folder.name}" if "/" in name else folder.name for folder in folders]
     near = did_you_mean(str(path), beside) if path.name else ""
     if near:
         raise SinkscopeError(f"no folder {name!r}{near} A model of the hub is named with its owner, OWNER/NAME")

@@ -82,6 +82,7 @@ def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
     monkeypatch.setattr("sinkscope.checkpoints.sources.find_source", lambda *_: pytest.fail("the hub was asked"))
     for name in ("smol", "bad-wv"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
     refused = CliRunner().invoke(app, ["scan", "bad-wvv"])
     assert refused.exit_code == 2
     assert "no folder 'bad-wvv'; did you mean bad-wv? A model of the hub is named with its owner" in refused.stderr
@@ -90,6 +91,15 @@ def test_a_name_that_is_nearly_a_folder_s_is_not_looked_for_at_the_hub(
     refused = CliRunner().invoke(app, ["scan", "runs/gemmma"])
     assert refused.exit_code == 2
     assert "no folder 'runs/gemmma'; did you mean runs/gemma?" in refused.stderr
+
+
+def test_a_folder_that_holds_no_model_is_not_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a clone, `nope` is near to the folder `sinkscope`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sinkscope").mkdir()
+    refused = CliRunner().invoke(app, ["claims", "nope"])
+    assert refused.exit_code == 2
+    assert "sinkscope?" not in refused.stderr
 
 
 def test_a_model_of_the_hub_beside_a_folder_of_its_owner_is_asked_for(
