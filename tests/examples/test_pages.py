@@ -107,6 +107,16 @@ def test_the_first_run_answers_as_the_pages_say(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.real
+def test_the_dry_run_counts_what_its_page_says() -> None:
+    """But for the memory that is free on the machine."""
+    page = answer((ROOT / "docs" / "dry-run.md").read_text("utf-8"), "Dry run of scan")
+    printed = type_in(Command((*FIRST.split(), "--dry-run"), None, True))
+    told, shown = ("\n".join(line for line in text.splitlines() if "free now" not in line) for text in (printed, page))
+    assert differences(told, shown) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real
 @nightly
 def test_the_sinks_without_bos_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
