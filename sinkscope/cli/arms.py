@@ -17,7 +17,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.grammar import listed, told
 from sinkscope.present.text import wrapped
 
-EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:256+4"
+EXAMPLE = "Example: sinkscope arms example:gemma-3-270m keys:first1 window:64+4"
 
 
 def with_kinds(command: Callable[..., None]) -> Callable[..., None]:

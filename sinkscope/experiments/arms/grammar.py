@@ -86,7 +86,7 @@ BUILT_IN = (
         "are changed: those that a score of the run ranks as most dormant, or N random ones. The other KV heads keep "
         "their whole cache.",
         "Xiao et al. 2309.17453 (StreamingLLM), 2410.10819 (DuoAttention: the plan)", "window:read_window",
-        "window:256+4", "queries see the last 256 keys and the first 4",
+        "window:64+4", "queries see the last 64 keys and the first 4",
     ),
     ArmKind(
         "kv", "kv:BITS or kv:BITS+POSITIONS",
