@@ -1729,3 +1729,10 @@ def test_a_model_that_does_not_predict_the_next_token(cli: Callable[..., Result]
     done = cli("evict", model="example:trigger-softmax")
     assert done.exit_code == 2
     assert "is not a causal language model" in done.stderr
+
+
+def test_a_window_as_long_as_the_text_is_warned_of(cli: Callable[..., Result]) -> None:
+    """It hides nothing, and its loss is the unablated model's to the last digit. The text has 24 tokens."""
+    wide = cli("arms", "window:24+1", "window:99+1")
+    assert "sinkscope: warning: a window of 24, 99 keys hides nothing: sequences have 24 tokens" in wide.stderr
+    assert "hides nothing" not in cli("arms", "window:23+0", "--force").stderr

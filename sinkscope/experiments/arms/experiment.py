@@ -28,6 +28,7 @@ from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.kinds.window import Window
 from sinkscope.experiments.arms.outside import blaming
 from sinkscope.experiments.arms.text import SEQUENCES, Text, check_numbers
 from sinkscope.inputs import Corpus, read_corpus, token_rules
@@ -305,8 +306,16 @@ def arms(
     measured = measure(setting, chosen, draws, report, kept, processes, cosines)
     left_out = unread(setting.plan, {"status": "skipped"})
     warnings = [*setting.checkpoint.warnings, *corpus.warnings, *whole.missing, *left_out, *setting.plan.failures]
+    warnings += _idle(chosen, int(corpus.ids.shape[1]))
     told = [sentence for arm in chosen for sentence in arm.told()]
     return processes.run(lambda: summarise(measured, whole.controls, corpus.documents, facts, warnings, told))
+
+
+def _idle(arms: Sequence[Arm], tokens: int) -> list[str]:
+    """A warning on windows that hide no key of sequences of so many tokens: their loss is the unablated model's."""
+    wide = sorted({arm.size for arm in arms if isinstance(arm, Window) and arm.size >= tokens})
+    named = ", ".join(map(str, wide))
+    return [f"a window of {named} keys hides nothing: sequences have {tokens} tokens (--seq-len)"] if wide else []
 
 
 @dataclass(frozen=True)
