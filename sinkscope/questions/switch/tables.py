@@ -97,10 +97,10 @@ def lift(run: TokenRun) -> np.ndarray:
 def q(run: TokenRun) -> np.ndarray:
     """p-value adjusted by Benjamini-Hochberg over all tests of the dataset, in all layers. Each head is tested with
     each token that has n >= 10. In a sequence that holds the token, d = (its occurrences with the head on) - (its
-    occurrences) x (share of all queries i >= 1 with the head on). The test is of z = sum d / sqrt(sum d^2), the sums
-    being over these sequences; it is two-sided, under the normal distribution. So queries of one sequence need not be
-    independent. |z| is at most the square root of the number of these sequences. Where every d is 0, as in a head that
-    is always on, there is no test. The table has only rows with q < 0.05."""
+    occurrences) x (share of this sequence's queries i >= 1 with the head on). The test is of z = sum d / sqrt(sum d^2),
+    the sums being over these sequences; it is two-sided, under the normal distribution. So queries of one sequence need
+    not be independent. |z| is at most the square root of the number of these sequences. Where every d is 0, as in a
+    head that is always on, there is no test. The table has only rows with q < 0.05."""
     return run.q
 
 
