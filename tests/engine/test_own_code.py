@@ -264,6 +264,33 @@ def test_other_products_beside_those_of_queries_and_keys_are_none(read: Any) -> 
     assert run.heads[["qk_cos_other", "value_drain"]].notna().all(axis=None)
 
 
+def sharing(heads: int) -> Attend:
+    """The maps of the first heads, taken in turn for all."""
+
+    def attend(module: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        maps = softmax(query[:, :heads], key[:, :heads]).repeat(1, HEADS // heads, 1, 1)
+        return module.note(maps) @ value
+
+    return attend
+
+
+@pytest.mark.parametrize("read", READ)
+def test_one_map_for_all_heads_is_each_head_s(read: Any) -> None:
+    """A query that all heads share has columns of its own in each."""
+    model, ids = writer(sharing(1)), ids_of()
+    run = read(model, ids)
+    assert_float64(run, maps_of(model, ids))
+    assert run.heads[["qk_cos_other", "q_norm", "value_drain"]].notna().all(axis=None)
+    assert (run.heads.groupby("layer")["q_norm"].nunique() == 1).all()
+
+
+@pytest.mark.parametrize("read", READ)
+def test_maps_that_some_heads_share_are_refused(read: Any) -> None:
+    """Nothing tells which heads share one."""
+    with pytest.raises(SinkscopeError, match=r"attention that is no map|no attention of Writer"):
+        read(writer(sharing(2)), ids_of())
+
+
 class Core(nn.Module):
     """Multiplies what another module has projected, and holds no weights."""
 

@@ -255,11 +255,19 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
             return None
         return tensor.expand(lead[0], *tensor.shape[1:])
 
-    probabilities_fit, logits_fit = fit(probabilities, queries), fit(logits, queries)
+    def fit_each(tensor: Tensor) -> Tensor | None:
+        """The same of what has a row for each query: one that all heads share is each head's own. None where it holds
+        several heads, but fewer than the map: it does not tell which of them a head of the map is."""
+        fitted = fit(tensor, queries)
+        if fitted is None or fitted.shape[1:-2] not in ((1,), lead[1:]):
+            return None
+        return fitted.expand(*lead, *fitted.shape[-2:])
+
+    probabilities_fit, logits_fit = fit(probabilities, queries), fit_each(logits)
     if probabilities_fit is None or logits_fit is None or logits_fit.shape[-1] < keys:
         return None
     factors = next(iter(products)) if len(products) == 1 else None
-    query = None if factors is None else fit(factors.left, queries)
+    query = None if factors is None else fit_each(factors.left)
     key = None if factors is None else fit(factors.right.mT, keys)
     output = fit(product.out, queries) if product.exact else None
     if output is not None and output.dim() == 4:
