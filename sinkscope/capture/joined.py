@@ -47,8 +47,16 @@ class Joined:
         self._masks: dict[str, tuple[int, Tensor]] = {}
         self._moved: Tensor | None = None
         self._ended: list[Tensor] = []
+        self._end_tokens: list[int] | None = None
         self._order: Order | None = None
         self._packed = 0
+
+    def ends_by(self, ids: Tensor, tokens: list[int]) -> None:
+        """Tells which tokens end a text, where `ids` [B, T] are these texts and what was written behind them. What is
+        told first counts: a generation does not change it."""
+        own = self.ids
+        if self._end_tokens is None and own is not None and torch.equal(ids[:, : self.length].to(own.device), own):
+            self._end_tokens = tokens
 
     @property
     def length(self) -> int:
@@ -190,7 +198,9 @@ class Joined:
         return ~over if bool(over.any()) else None
 
     def _last_tokens(self, ids: Tensor) -> Tensor | None:
-        """The tokens that end a text; None where the model names none."""
+        """The tokens that end a text: those of the generation, outside of one the model's own; None where none does."""
+        if self._end_tokens is not None:
+            return torch.as_tensor(self._end_tokens, device=ids.device) if self._end_tokens else None
         told = getattr(getattr(self._model, "generation_config", None), "eos_token_id", None)
         return None if told is None else torch.as_tensor(told, device=ids.device).view(-1)
 

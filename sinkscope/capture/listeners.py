@@ -1,17 +1,25 @@
 """The ears of several threads on things of another library, which are changed while anyone listens: the lookup of
-attention functions, and caches of keys and values."""
+attention functions, caches of keys and values, and the test for texts that have ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import partial, wraps
 from threading import Lock, get_ident
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from sinkscope.capture.private_doors import cache_methods, interface_lookup, set_cache_method, set_interface_lookup
+from sinkscope.capture.private_doors import (
+    cache_methods,
+    end_tokens,
+    interface_lookup,
+    set_cache_method,
+    set_interface_lookup,
+    set_stopping_test,
+    stopping_test,
+)
 
 Ear = TypeVar("Ear", bound=Callable[..., object])
 
@@ -130,3 +138,31 @@ def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _tell(cache: Any, what: Tensor | int) -> None:
     for ear in _of_caches.here():
         ear(cache, what)
+
+
+# Tells an ear by which tokens the texts end that `generate` writes.
+
+
+EndEar = Callable[[Tensor, list[int]], None]
+"""Takes the token ids of prompts and answers so far, [B, T], and the tokens that end one of them; there may be none."""
+
+
+def text_ends(ear: EndEar) -> AbstractContextManager[None]:
+    """Tells `ear` after each token that transformers' `generate` writes in this thread, until the end."""
+    return _of_ends.joined_by(ear)
+
+
+def _put_on_stopping() -> Callable[[], None]:
+    plain = stopping_test()
+
+    @wraps(plain)
+    def telling(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        for ear in _of_ends.here():
+            ear(input_ids, end_tokens(self))
+        return plain(self, input_ids, *args, **kwargs)
+
+    set_stopping_test(telling)
+    return partial(set_stopping_test, plain)
+
+
+_of_ends: Listeners[EndEar] = Listeners(_put_on_stopping)

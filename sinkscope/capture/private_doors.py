@@ -87,6 +87,31 @@ def set_cache_method(kind: type[Any], name: str, method: Callable[..., Any]) -> 
     setattr(kind, name, method)
 
 
+def stopping_test() -> Callable[..., Any]:
+    """The method by which `generate` asks after each token which texts have ended: (criteria, ids, scores) -> [B]."""
+    from transformers.generation import stopping_criteria
+
+    kind = _part("transformers", stopping_criteria, "stopping_criteria.StoppingCriteriaList")
+    method: Callable[..., Any] = _part("transformers", kind, "StoppingCriteriaList.__call__")
+    return method
+
+
+def set_stopping_test(method: Callable[..., Any]) -> None:
+    """Gives every list of criteria another method."""
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+    stopping_test()  # raises where the method moved: setting a new one would have no effect
+    StoppingCriteriaList.__call__ = method
+
+
+def end_tokens(criteria: Iterable[Any]) -> list[int]:
+    """The tokens that end a text by these criteria; none where no token does."""
+    from transformers.generation.stopping_criteria import EosTokenCriteria
+
+    told = [one.eos_token_id.view(-1).tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
+    return [token for tokens in told for token in tokens]
+
+
 def batch_step() -> tuple[type[Any], Callable[..., Any]]:
     """The class that runs continuous batches, and its method for a single pass: (batches, model) -> None."""
     from transformers.generation.continuous_batching import continuous_api

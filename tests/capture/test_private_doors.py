@@ -120,6 +120,27 @@ def test_caches_are_changed_through_their_methods(name: str) -> None:
     assert doors.cache_methods(name) == before
 
 
+def test_generate_asks_after_each_token_which_texts_have_ended() -> None:
+    plain, told = doors.stopping_test(), list[tuple[int, list[int]]]()
+
+    def asked(criteria: Any, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        told.append((ids.shape[1], doors.end_tokens(criteria)))
+        return plain(criteria, ids, *args, **kwargs)
+
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model.generation_config.eos_token_id = 3
+    doors.set_stopping_test(asked)
+    try:
+        for ends in ({}, {"eos_token_id": [5, 6]}):
+            model.generate(
+                torch.tensor([[1, 2]]), max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0, **ends
+            )
+    finally:
+        doors.set_stopping_test(plain)
+    assert told == [(3, [3]), (4, [3]), (3, [5, 6]), (4, [5, 6])]
+    assert doors.stopping_test() is plain
+
+
 def test_a_continuous_batch_runs_each_pass_through_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, plain = doors.batch_step()
     seen: list[Any] = []

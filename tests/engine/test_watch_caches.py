@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface, DynamicCache, GenerationConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 
@@ -199,6 +200,34 @@ def test_a_sequence_ends_with_its_text_while_others_go_on() -> None:
     with sinkscope.watch(model) as seen:
         written = generate(model, given, min_new_tokens=1)
     assert torch.equal(written[1, 19:], torch.zeros_like(written[1, 19:]))
+    mask = torch.ones_like(written[:, :-1])
+    mask[1, 19:] = 0
+    one = sinkscope.scan(model, data={"input_ids": written[:, :-1], "attention_mask": mask}, self_check=False)
+    assert_same(seen.run(), one)
+
+
+def by_argument(model: Any, given: dict[str, Tensor], end: int) -> Tensor:
+    return generate(model, given, min_new_tokens=1, eos_token_id=end)
+
+
+def by_config(model: Any, given: dict[str, Tensor], end: int) -> Tensor:
+    config = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=end, pad_token_id=0)
+    written: Tensor = model.generate(**given, generation_config=config)
+    return written
+
+
+@pytest.mark.parametrize("write", slow_but([by_argument, by_config], by_argument))
+def test_a_text_ends_by_what_its_generation_was_told(write: Callable[..., Tensor]) -> None:
+    """Not by the model's own token, which stands in the middle of the first row."""
+    model, given = writer("llama"), prompt()
+    free = generate(model, given)
+    own, end = int(free[0, 15]), int(free[1, 18])
+    model.generation_config.eos_token_id = own
+    with sinkscope.watch(model) as seen:
+        written = write(model, given, end)
+    assert own in written[0, 13:-2]
+    assert end not in written[0]
+    assert (written[1, 18] == end) & (written[1, 19:] == 0).all()
     mask = torch.ones_like(written[:, :-1])
     mask[1, 19:] = 0
     one = sinkscope.scan(model, data={"input_ids": written[:, :-1], "attention_mask": mask}, self_check=False)

@@ -63,6 +63,7 @@ class Follower:
         self.label = label
         self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
         self._current: Joined | None = None
+        self._latest: weakref.ref[Joined] | None = None
         self._own: OwnCache | None = None
         self._kept_nothing = 0
         self.begun = self.measured = 0
@@ -244,6 +245,7 @@ class Follower:
                     self._first(now)
                 joined = Joined(self._model) if joined is None else joined
                 joined.add(now)
+                self._latest = weakref.ref(joined)
                 if now.cache is None:
                     self._measure_now(joined, self.label)
                 elif fresh:
@@ -268,6 +270,13 @@ class Follower:
         except Exception as error:  # whatever it is, the cache is somebody else's and goes on
             self._leave_out(in_one_line(error))
             self._give_up(id(cache))
+
+    def ends_by(self, ids: Tensor, tokens: list[int]) -> None:
+        """Told of the token ids [B, T] that `generate` has, and of the tokens that end a text."""
+        joined = None if self._latest is None else self._latest()
+        if joined is not None:
+            with suppress(Exception), undisturbing():  # whatever it is, the generation is somebody else's and goes on
+                joined.ends_by(ids, tokens)
 
     def _forget(self, now: Pass) -> None:
         entry = None if now.cache is None else self._open.get(id(now.cache))

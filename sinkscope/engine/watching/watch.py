@@ -13,7 +13,7 @@ from torch import nn
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.joined import Joined
-from sinkscope.capture.listeners import cache_changes
+from sinkscope.capture.listeners import cache_changes, text_ends
 from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
@@ -75,6 +75,7 @@ class Watch:
             stack.enter_context(alone(f"a watch of {self._checkpoint.name}", listens=True))
             stack.enter_context(self._listener.listening())
             stack.enter_context(cache_changes(self._follower.changed))
+            stack.enter_context(text_ends(self._follower.ends_by))
             self._stack = stack.pop_all()
         return self
 
