@@ -48,15 +48,25 @@ class Joined:
         self._moved: Tensor | None = None
         self._ended: list[Tensor] = []
         self._end_tokens: list[int] | None = None
+        self._stopped: Tensor | None = None
         self._order: Order | None = None
         self._packed = 0
 
-    def ends_by(self, ids: Tensor, tokens: list[int]) -> None:
-        """Tells which tokens end a text, where `ids` [B, T] are these texts and what was written behind them. What is
-        told first counts: a generation does not change it."""
-        own = self.ids
-        if self._end_tokens is None and own is not None and torch.equal(ids[:, : self.length].to(own.device), own):
+    def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
+        """Tells which tokens end a text, and which texts are `over` [B] by any criterion, a string for one.
+
+        `ids` [B, T]: these texts, and the token that was written behind them. The tokens that are told first
+        count: a generation does not change them.
+        """
+        last = self.passes[-1].ids
+        if last is None or ids.shape != (len(last), self.length + 1) or over.shape != ids.shape[:1]:
+            return
+        if not torch.equal(ids[:, : self.length][:, -last.shape[1] :].to(last.device), last):
+            return
+        if self._end_tokens is None:
             self._end_tokens = tokens
+        stopped = torch.full_like(over, -1, dtype=torch.long) if self._stopped is None else self._stopped
+        self._stopped = torch.where(over & (stopped < 0), ids.shape[1], stopped)
 
     @property
     def length(self) -> int:
@@ -183,6 +193,7 @@ class Joined:
         """[B]: the sequences that had not ended before a pass; None where none had."""
         if self._moved is not None:
             self._ended = [each[self._moved.to(each.device)] for each in self._ended]
+            self._stopped = None  # beams end by their tokens
             self._moved = None
         last = None if now.ids is None else self._last_tokens(now.ids)
         if now.ids is None or last is None:
@@ -195,6 +206,9 @@ class Joined:
         over, behind = self._ended
         behind = behind + over * now.ids.shape[1]
         self._ended = [over | torch.isin(now.ids, last).any(1) if self.passes else over, behind]
+        if self._stopped is not None and len(self._stopped) == len(over):
+            stopped = self._stopped.to(over.device)
+            self._ended[0] = self._ended[0] | ((stopped >= 0) & (stopped <= self.length + now.ids.shape[1]))
         return ~over if bool(over.any()) else None
 
     def _last_tokens(self, ids: Tensor) -> Tensor | None:
@@ -316,6 +330,9 @@ class Joined:
         if ids is None or last is None or len(self.passes) == 1:
             return None
         ends = [_end(row, prompt, last) for row in ids]
+        if self._stopped is not None and len(self._stopped) == len(ends):
+            told = self._stopped.tolist()
+            ends = [min(end, stop) if stop >= 0 else end for end, stop in zip(ends, told, strict=True)]
         return ends if min(ends) < self.length else None
 
     def wholes(self) -> list[Whole]:

@@ -143,8 +143,9 @@ def _tell(cache: Any, what: Tensor | int) -> None:
 # Tells an ear by which tokens the texts end that `generate` writes.
 
 
-EndEar = Callable[[Tensor, list[int]], None]
-"""Takes the token ids of prompts and answers so far, [B, T], and the tokens that end one of them; there may be none."""
+EndEar = Callable[[Tensor, list[int], Tensor], None]
+"""Takes the token ids of prompts and answers so far, [B, T], the tokens that end one of them (there may be none), and
+which of them are over, bool [B]."""
 
 
 def text_ends(ear: EndEar) -> AbstractContextManager[None]:
@@ -157,9 +158,10 @@ def _put_on_stopping() -> Callable[[], None]:
 
     @wraps(plain)
     def telling(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        over = plain(self, input_ids, *args, **kwargs)
         for ear in _of_ends.here():
-            ear(input_ids, end_tokens(self))
-        return plain(self, input_ids, *args, **kwargs)
+            ear(input_ids, end_tokens(self), over)
+        return over
 
     set_stopping_test(telling)
     return partial(set_stopping_test, plain)

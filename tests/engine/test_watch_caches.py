@@ -15,7 +15,7 @@ from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
-from transformers import AttentionInterface, DynamicCache, GenerationConfig
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 
@@ -216,7 +216,25 @@ def by_config(model: Any, given: dict[str, Tensor], end: int) -> Tensor:
     return written
 
 
-@pytest.mark.parametrize("write", slow_but([by_argument, by_config], by_argument))
+class Stops(StoppingCriteria):
+    """Ends a text by a token, as `stop_strings` do by words."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def __call__(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        return input_ids[:, -1] == self.end
+
+
+def by_criterion(model: Any, given: dict[str, Tensor], end: int) -> Tensor:
+    """The token that ends a text stands in none; it makes what is written behind the end padding."""
+    stops = StoppingCriteriaList([Stops(end)])
+    written = generate(model, given, min_new_tokens=1, eos_token_id=3, stopping_criteria=stops)
+    assert 3 not in written[:, 12:]
+    return written
+
+
+@pytest.mark.parametrize("write", slow_but([by_argument, by_config, by_criterion], by_argument, by_criterion))
 def test_a_text_ends_by_what_its_generation_was_told(write: Callable[..., Tensor]) -> None:
     """Not by the model's own token, which stands in the middle of the first row."""
     model, given = writer("llama"), prompt()

@@ -271,12 +271,12 @@ class Follower:
             self._leave_out(in_one_line(error))
             self._give_up(id(cache))
 
-    def ends_by(self, ids: Tensor, tokens: list[int]) -> None:
-        """Told of the token ids [B, T] that `generate` has, and of the tokens that end a text."""
+    def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
+        """Told of the token ids [B, T] that `generate` has, the tokens that end a text, and which texts are over."""
         joined = None if self._latest is None else self._latest()
         if joined is not None:
             with suppress(Exception), undisturbing():  # whatever it is, the generation is somebody else's and goes on
-                joined.ends_by(ids, tokens)
+                joined.ends_by(ids, tokens, over)
 
     def _forget(self, now: Pass) -> None:
         entry = None if now.cache is None else self._open.get(id(now.cache))
