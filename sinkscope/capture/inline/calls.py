@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from string import ascii_letters
 from typing import Any
 
@@ -243,33 +244,14 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
             return None
     lead = max((probabilities, logits), key=Tensor.dim).shape[:-2]
     queries, keys = probabilities.shape[-2:]
-
-    def fit(tensor: Tensor, rows: int) -> Tensor | None:
-        """The tensor with the map's leading axes (the head axis may hold fewer groups); None where it does not fit."""
-        if tensor.shape[-2] != rows:
-            return None
-        if len(lead) == 2 and tensor.dim() == 3 and tensor.shape[0] == lead.numel():
-            tensor = tensor.unflatten(0, lead)
-        whole = tensor.dim() == len(lead) + 2 and (len(lead) == 1 or lead[1] % tensor.shape[1] == 0)
-        if not whole or tensor.shape[0] not in (1, lead[0]):
-            return None
-        return tensor.expand(lead[0], *tensor.shape[1:])
-
-    def fit_each(tensor: Tensor) -> Tensor | None:
-        """The same of what has a row for each query: one that all heads share is each head's own. None where it holds
-        several heads, but fewer than the map: it does not tell which of them a head of the map is."""
-        fitted = fit(tensor, queries)
-        if fitted is None or fitted.shape[1:-2] not in ((1,), lead[1:]):
-            return None
-        return fitted.expand(*lead, *fitted.shape[-2:])
-
-    probabilities_fit, logits_fit = fit(probabilities, queries), fit_each(logits)
+    fit, fit_each = partial(_fit, lead), partial(_fit_each, lead)
+    probabilities_fit, logits_fit = fit(queries, probabilities), fit_each(queries, logits)
     if probabilities_fit is None or logits_fit is None or logits_fit.shape[-1] < keys:
         return None
     factors = next(iter(products)) if len(products) == 1 else None
-    query = None if factors is None else fit_each(factors.left)
-    key = None if factors is None else fit(factors.right.mT, keys)
-    output = fit(product.out, queries) if product.exact else None
+    query = None if factors is None else fit_each(queries, factors.left)
+    key = None if factors is None else fit(keys, factors.right.mT)
+    output = fit(queries, product.out) if product.exact else None
     if output is not None and output.dim() == 4:
         output = output.transpose(1, 2)
     return AttentionMap(
@@ -277,9 +259,30 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
         logits_fit if plain else None,
         query if key is not None else None,
         key if query is not None else None,
-        fit(product.right, keys),
+        fit(keys, product.right),
         output,
     )
+
+
+def _fit(lead: torch.Size, rows: int, tensor: Tensor) -> Tensor | None:
+    """The tensor with the map's leading axes (the head axis may hold fewer groups); None where it does not fit."""
+    if tensor.shape[-2] != rows:
+        return None
+    if len(lead) == 2 and tensor.dim() == 3 and tensor.shape[0] == lead.numel():
+        tensor = tensor.unflatten(0, lead)
+    whole = tensor.dim() == len(lead) + 2 and (len(lead) == 1 or lead[1] % tensor.shape[1] == 0)
+    if not whole or tensor.shape[0] not in (1, lead[0]):
+        return None
+    return tensor.expand(lead[0], *tensor.shape[1:])
+
+
+def _fit_each(lead: torch.Size, rows: int, tensor: Tensor) -> Tensor | None:
+    """The same of what has a row for each query: one that all heads share is each head's own. None where it holds
+    several heads, but fewer than the map: it does not tell which of them a head of the map is."""
+    fitted = _fit(lead, rows, tensor)
+    if fitted is None or fitted.shape[1:-2] not in ((1,), lead[1:]):
+        return None
+    return fitted.expand(*lead, *fitted.shape[-2:])
 
 
 def sdpa_call(
