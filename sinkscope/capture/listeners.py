@@ -11,15 +11,14 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from sinkscope.capture.private_doors import (
+from sinkscope.capture.generation_doors import (
     cache_methods,
     end_tokens,
-    interface_lookup,
     set_cache_method,
-    set_interface_lookup,
     set_stopping_test,
     stopping_test,
 )
+from sinkscope.capture.private_doors import interface_lookup, set_interface_lookup
 
 Ear = TypeVar("Ear", bound=Callable[..., object])
 

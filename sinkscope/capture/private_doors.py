@@ -31,7 +31,7 @@ def moved(library: str, name: str) -> SinkscopeError:
     )
 
 
-def _part(library: str, owner: Any, name: str) -> Any:
+def part(library: str, owner: Any, name: str) -> Any:
     """The attribute of `owner` named by the last part of `name`. Raises SinkscopeError where it is gone."""
     try:
         return getattr(owner, name.rpartition(".")[2])
@@ -47,7 +47,7 @@ def registry_of(interface: type[Any]) -> MutableMapping[str, Any]:
 
     `interface.register` adds to it; no public function removes, or lists what transformers registers itself.
     """
-    return _part("transformers", interface, f"{interface.__name__}._global_mapping")
+    return part("transformers", interface, f"{interface.__name__}._global_mapping")
 
 
 def set_registry(interface: type[Any], registry: MutableMapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ def interface_lookup() -> Callable[..., Any]:
     """The method by which a model looks up its attention function: (interface, name, default) -> function."""
     from transformers import AttentionInterface
 
-    lookup: Callable[..., Any] = _part("transformers", AttentionInterface, "AttentionInterface.get_interface")
+    lookup: Callable[..., Any] = part("transformers", AttentionInterface, "AttentionInterface.get_interface")
     return lookup
 
 
@@ -72,92 +72,13 @@ def set_interface_lookup(lookup: Callable[..., Any]) -> None:
     AttentionInterface.get_interface = lookup
 
 
-def cache_methods(name: str) -> dict[type[Any], Callable[..., Any]]:
-    """A method of transformers' caches, by the class that has one of its own: `reorder_cache(cache, beam_idx)` or
-    `crop(cache, -tokens)`."""
-    from transformers import cache_utils
-
-    kinds = [_part("transformers", cache_utils, f"cache_utils.{kind}") for kind in ("Cache", "EncoderDecoderCache")]
-    return {kind: _part("transformers", kind, f"{kind.__name__}.{name}") for kind in kinds}
-
-
-def set_cache_method(kind: type[Any], name: str, method: Callable[..., Any]) -> None:
-    """Gives every cache of this class another method."""
-    cache_methods(name)  # raises where the method moved: setting a new one would have no effect
-    setattr(kind, name, method)
-
-
-def stopping_test() -> Callable[..., Any]:
-    """The method by which `generate` asks after each token which texts have ended: (criteria, ids, scores) -> [B]."""
-    from transformers.generation import stopping_criteria
-
-    kind = _part("transformers", stopping_criteria, "stopping_criteria.StoppingCriteriaList")
-    method: Callable[..., Any] = _part("transformers", kind, "StoppingCriteriaList.__call__")
-    return method
-
-
-def set_stopping_test(method: Callable[..., Any]) -> None:
-    """Gives every list of criteria another method."""
-    from transformers.generation.stopping_criteria import StoppingCriteriaList
-
-    stopping_test()  # raises where the method moved: setting a new one would have no effect
-    StoppingCriteriaList.__call__ = method
-
-
-def end_tokens(criteria: Iterable[Any]) -> list[int]:
-    """The tokens that end a text by these criteria; none where no token does."""
-    from transformers.generation.stopping_criteria import EosTokenCriteria
-
-    told = [one.eos_token_id.view(-1).tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
-    return [token for tokens in told for token in tokens]
-
-
-def batch_step() -> tuple[type[Any], Callable[..., Any]]:
-    """The class that runs continuous batches, and its method for a single pass: (batches, model) -> None."""
-    from transformers.generation.continuous_batching import continuous_api
-
-    kind = _part("transformers", continuous_api, "continuous_api.ContinuousBatchProcessor")
-    return kind, _part("transformers", kind, "ContinuousBatchProcessor._generation_step")
-
-
-def set_batch_step(kind: type[Any], step: Callable[..., Any]) -> None:
-    """Gives every continuous batch another method for a pass."""
-    batch_step()  # raises where the method moved: setting a new one would have no effect
-    kind._generation_step = step
-
-
-def requests_of(batches: Any) -> list[tuple[str, int, int]]:
-    """The requests of the pass that a continuous batch is about to run: the name of each, the tokens that its pages
-    hold before the pass, and those of the pass."""
-    batch_io = _part("transformers", batches, "ContinuousBatchProcessor.inputs_and_outputs")
-    if hasattr(batch_io, "io_pairs"):  # two batches at a time, on a GPU
-        batch_io = batch_io.io_pairs[batch_io.current_pair].host_io
-    shares = _part("transformers", batch_io, "ContinuousBatchingIOs.requests_in_batch")
-    counts = [_part("transformers", share, "FutureRequestState.query_length") for share in shares]
-    states = [(share.state, count) for share, count in zip(shares, counts, strict=True)]
-    return [(state.request_id, state.position_offset - count, count) for state, count in states]
-
-
-def replayed(batches: Any) -> bool:
-    """Whether a continuous batch runs as a CUDA graph, or compiled: it then pads its inputs."""
-    runner = _part("transformers", batches, "ContinuousBatchProcessor.model_runner")
-    return bool(_part("transformers", runner, "ModelRunner.pad_inputs"))
-
-
-def under_way(batches: Any, name: str) -> bool:
-    """Whether a request of a continuous batch is still computed, or waits to be: its pages may be taken from it."""
-    scheduler = _part("transformers", batches, "ContinuousBatchProcessor.scheduler")
-    kinds = ("active_requests", "waiting_requests")
-    return any(name in _part("transformers", scheduler, f"Scheduler.{kind}") for kind in kinds)
-
-
 def shared_registries() -> dict[str, Mapping[str, Any]]:
     """The two registries as most models see them, with what was assigned to the shared instances alone."""
     from transformers import masking_utils, modeling_utils
 
     return {
-        "attention": _part("transformers", modeling_utils, "modeling_utils.ALL_ATTENTION_FUNCTIONS"),
-        "mask": _part("transformers", masking_utils, "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS"),
+        "attention": part("transformers", modeling_utils, "modeling_utils.ALL_ATTENTION_FUNCTIONS"),
+        "mask": part("transformers", masking_utils, "masking_utils.ALL_MASK_ATTENTION_FUNCTIONS"),
     }
 
 
@@ -207,7 +128,7 @@ def attention_name(config: Any) -> str | None:
     """The name of the attention that this configuration chooses; None where it is no PreTrainedConfig."""
     if not isinstance(config, PreTrainedConfig):
         return None
-    return _part("transformers", config, "PreTrainedConfig._attn_implementation_internal")
+    return part("transformers", config, "PreTrainedConfig._attn_implementation_internal")
 
 
 def set_attention_name(config: PreTrainedConfig, name: str | None) -> None:
@@ -224,14 +145,14 @@ def rotates_by_length(model: nn.Module) -> bool:
 def base_class(config: Any) -> Any:
     """The class that AutoModel builds from this configuration; None for a type it does not know."""
     try:
-        return _part("transformers", AutoModel, "AutoModel._model_mapping")[type(config)]
+        return part("transformers", AutoModel, "AutoModel._model_mapping")[type(config)]
     except KeyError:
         return None
 
 
 def has_sdpa(family: Any) -> bool:
     """Whether models of this class can be loaded with `attn_implementation="sdpa"`."""
-    _part("transformers", PreTrainedModel, "PreTrainedModel._supports_sdpa")
+    part("transformers", PreTrainedModel, "PreTrainedModel._supports_sdpa")
     return bool(getattr(family, "_supports_sdpa", False))
 
 
@@ -240,7 +161,7 @@ def causal_class_names() -> set[str]:
     from transformers.models.auto import modeling_auto
 
     name = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-    return set(_part("transformers", modeling_auto, f"modeling_auto.{name}").values())
+    return set(part("transformers", modeling_auto, f"modeling_auto.{name}").values())
 
 
 def capturing(model: nn.Module) -> bool | None:
@@ -261,7 +182,7 @@ def _capturing_flag() -> str:
     from transformers.utils import output_capturing
 
     name = "_output_capturing_hooks_installed"
-    install = _part("transformers", output_capturing, "output_capturing.maybe_install_capturing_hooks")
+    install = part("transformers", output_capturing, "output_capturing.maybe_install_capturing_hooks")
     if name not in install.__code__.co_consts:
         raise moved("transformers", f"{name} in maybe_install_capturing_hooks")
     return name
@@ -272,7 +193,7 @@ def _capturing_flag() -> str:
 
 def conv1d() -> type[nn.Module]:
     """The class of GPT-2's linear layers, whose weight is [in, out]."""
-    kind: type[nn.Module] = _part("transformers", pytorch_utils, "pytorch_utils.Conv1D")
+    kind: type[nn.Module] = part("transformers", pytorch_utils, "pytorch_utils.Conv1D")
     return kind
 
 
@@ -296,7 +217,7 @@ def is_bitnet(layer: nn.Module) -> bool:
 
 def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device: torch.device) -> Any:
     """A tensor of the subclass `kind` that has a shape but no storage."""
-    make = _part("torch", Tensor, "Tensor._make_wrapper_subclass")
+    make = part("torch", Tensor, "Tensor._make_wrapper_subclass")
     return make(kind, shape, dtype=dtype, device=device)
 
 
@@ -304,7 +225,7 @@ def times_written(tensor: Tensor) -> int:
     """How often a tensor has been written into; 0 where torch does not count (inference mode)."""
     if tensor.is_inference():
         return 0
-    try:  # `_part` takes five times as long, and a watched step asks this a dozen times in every layer
+    try:  # `part` takes five times as long, and a watched step asks this a dozen times in every layer
         return tensor._version
     except AttributeError:
         raise moved("torch", "Tensor._version") from None
@@ -312,23 +233,23 @@ def times_written(tensor: Tensor) -> int:
 
 def in_backward() -> bool:
     """Whether this thread computes gradients, as where activation checkpointing computes a block again."""
-    return bool(_part("torch", torch._C, "_C._current_graph_task_id")() != -1)
+    return bool(part("torch", torch._C, "_C._current_graph_task_id")() != -1)
 
 
 def without_numbers() -> bool:
     """Whether torch records or transforms what runs, so that tensors hold no numbers, or those of many passes at once:
     torch.jit.trace, torch.export, make_fx, fake tensors, torch.func's vmap and grad."""
     return bool(
-        _part("torch", torch.jit, "jit.is_tracing")()
-        or _part("torch", torch._C._functorch, "_C._functorch.peek_interpreter_stack")() is not None
-        or _part("torch", torch._guards, "_guards.detect_fake_mode")() is not None
-        or _part("torch", proxy_tensor, "fx.experimental.proxy_tensor.get_proxy_mode")() is not None
+        part("torch", torch.jit, "jit.is_tracing")()
+        or part("torch", torch._C._functorch, "_C._functorch.peek_interpreter_stack")() is not None
+        or part("torch", torch._guards, "_guards.detect_fake_mode")() is not None
+        or part("torch", proxy_tensor, "fx.experimental.proxy_tensor.get_proxy_mode")() is not None
     )
 
 
 def writes(operator: Any) -> bool:
     """Whether an operator, as `__torch_dispatch__` receives it, writes into one of its arguments."""
-    return bool(_part("torch", operator, "OpOverload._schema").is_mutable)
+    return bool(part("torch", operator, "OpOverload._schema").is_mutable)
 
 
 def written_by(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -377,7 +298,7 @@ def weak_tensor_table() -> MutableMapping[Tensor, Any]:
 
 def forward_hooks(module: nn.Module) -> MutableMapping[int, Any]:
     """A module's forward hooks, by the number that their registration gave them."""
-    return _part("torch", module, "Module._forward_hooks")
+    return part("torch", module, "Module._forward_hooks")
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
@@ -392,7 +313,7 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
         from torch._dynamo import OptimizedModule
     except ImportError:
         raise moved("torch", "torch._dynamo.OptimizedModule") from None
-    return _part("torch", module, "OptimizedModule._orig_mod") if isinstance(module, OptimizedModule) else None
+    return part("torch", module, "OptimizedModule._orig_mod") if isinstance(module, OptimizedModule) else None
 
 
 def open_multi_head_attention() -> Callable[..., Any]:
@@ -402,7 +323,7 @@ def open_multi_head_attention() -> Callable[..., Any]:
     (`has_torch_function`) always returns False, so it runs its code instead.
     """
     original, test = functional.multi_head_attention_forward, "has_torch_function"
-    code = _part("torch", original, "multi_head_attention_forward.__code__")
+    code = part("torch", original, "multi_head_attention_forward.__code__")
     if test not in code.co_names:
         raise moved("torch", f"{test} in multi_head_attention_forward")
     namespace = {**original.__globals__, test: lambda tensors: False}
@@ -418,7 +339,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch, on any device, says that memory ran out."""
     from accelerate.utils import memory
 
-    return bool(_part("accelerate", memory, "utils.memory.should_reduce_batch_size")(error))
+    return bool(part("accelerate", memory, "utils.memory.should_reduce_batch_size")(error))
 
 
 def execution_devices(model: nn.Module) -> Iterable[Any]:
@@ -440,10 +361,10 @@ def set_process_timeout(patience: timedelta) -> None:
     """Lets the processes of the launch wait this long for each other: torch takes a timeout at its start only."""
     from torch.distributed import distributed_c10d
 
-    store = _part("torch", distributed_c10d, "distributed_c10d._get_default_store")
+    store = part("torch", distributed_c10d, "distributed_c10d._get_default_store")
     store().set_timeout(patience)
     public = getattr(distributed_c10d, "set_timeout", None)  # since torch 2.14
-    timeout = public or _part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
+    timeout = public or part("torch", distributed_c10d, "distributed_c10d._set_pg_timeout")
     timeout(patience)
 
 
@@ -467,24 +388,24 @@ def dispatch_mode() -> type[Any]:
     """The class of contexts that receive each operator of torch, below autograd."""
     from torch.utils import _python_dispatch
 
-    kind: type[Any] = _part("torch", _python_dispatch, "_python_dispatch.TorchDispatchMode")
+    kind: type[Any] = part("torch", _python_dispatch, "_python_dispatch.TorchDispatchMode")
     return kind
 
 
 def storage_number(tensor: Tensor) -> int:
     """A number that the memory of a tensor has as long as it is held; views of a tensor share it."""
-    return int(_part("torch", tensor.untyped_storage(), "UntypedStorage._cdata"))
+    return int(part("torch", tensor.untyped_storage(), "UntypedStorage._cdata"))
 
 
 def flop_counts() -> dict[Any, Callable[..., Any]]:
     """What counts the floating-point operations of an operator, by operator."""
     from torch.utils import flop_counter
 
-    counts: dict[Any, Callable[..., Any]] = _part("torch", flop_counter, "flop_counter.flop_registry")
+    counts: dict[Any, Callable[..., Any]] = part("torch", flop_counter, "flop_counter.flop_registry")
     return counts
 
 
 def grouped_product() -> Any:
     """The operator that multiplies each row of a matrix by the matrix of its group, as experts do: [row, inner] and
     [group, inner, column]. On shapes torch knows it in bfloat16 alone, and it counts no operations of it."""
-    return _part("torch", torch.ops.aten, "aten._grouped_mm")
+    return part("torch", torch.ops.aten, "aten._grouped_mm")

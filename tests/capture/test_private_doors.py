@@ -49,6 +49,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 import sinkscope
+from sinkscope.capture import generation_doors as written_doors
 from sinkscope.capture import private_doors as doors
 from sinkscope.errors import SinkscopeError
 
@@ -104,55 +105,61 @@ def test_models_look_their_attention_function_up_through_the_interface() -> None
 
 @pytest.mark.parametrize("name", ["reorder_cache", "crop"])
 def test_caches_are_changed_through_their_methods(name: str) -> None:
-    called, before = [], doors.cache_methods(name)
+    called, before = [], written_doors.cache_methods(name)
     inner, outer = DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())
     try:
         for kind, method in before.items():
-            doors.set_cache_method(
+            written_doors.set_cache_method(
                 kind, name, lambda cache, what, method=method: (called.append(cache), method(cache, what))
             )
         getattr(inner, name)(torch.tensor([0]) if name == "reorder_cache" else 0)
         getattr(outer, name)(torch.tensor([0]) if name == "reorder_cache" else 0)
     finally:
         for kind, method in before.items():
-            doors.set_cache_method(kind, name, method)
+            written_doors.set_cache_method(kind, name, method)
     assert called[:2] == [inner, outer]
-    assert doors.cache_methods(name) == before
+    assert written_doors.cache_methods(name) == before
 
 
 def test_generate_asks_after_each_token_which_texts_have_ended() -> None:
-    plain, told = doors.stopping_test(), list[tuple[int, list[int]]]()
+    plain, told = written_doors.stopping_test(), list[tuple[int, list[int]]]()
 
     def asked(criteria: Any, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        told.append((ids.shape[1], doors.end_tokens(criteria)))
+        told.append((ids.shape[1], written_doors.end_tokens(criteria)))
         return plain(criteria, ids, *args, **kwargs)
 
     model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     model.generation_config.eos_token_id = 3
-    doors.set_stopping_test(asked)
+    written_doors.set_stopping_test(asked)
     try:
         for ends in ({}, {"eos_token_id": [5, 6]}):
             model.generate(
                 torch.tensor([[1, 2]]), max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0, **ends
             )
     finally:
-        doors.set_stopping_test(plain)
+        written_doors.set_stopping_test(plain)
     assert told == [(3, [3]), (4, [3]), (3, [5, 6]), (4, [5, 6])]
-    assert doors.stopping_test() is plain
+    assert written_doors.stopping_test() is plain
 
 
 def test_a_continuous_batch_runs_each_pass_through_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, plain = doors.batch_step()
+    kind, plain = written_doors.batch_step()
     seen: list[Any] = []
 
     def step(batches: Any, model: nn.Module) -> None:
-        found = doors.requests_of(batches)
-        seen.append((found, [doors.under_way(batches, name) for name, *_ in found], doors.replayed(batches)))
+        found = written_doors.requests_of(batches)
+        seen.append(
+            (
+                found,
+                [written_doors.under_way(batches, name) for name, *_ in found],
+                written_doors.replayed(batches),
+            )
+        )
         plain(batches, model)
 
     model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     size = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
-    doors.set_batch_step(kind, step)
+    written_doors.set_batch_step(kind, step)
     try:
         model.generate_batch(
             [[1, 2, 3, 4, 5]], generation_config=GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1),
@@ -160,10 +167,10 @@ def test_a_continuous_batch_runs_each_pass_through_its_method(monkeypatch: pytes
             progress_bar=False,
         )  # fmt: skip
     finally:
-        doors.set_batch_step(kind, plain)
+        written_doors.set_batch_step(kind, plain)
     assert [found for found, *_ in seen] == [[("req_0", 0, 3)], [("req_0", 3, 2)], [("req_0", 5, 1)]]
     assert [(under_way, replayed) for _, under_way, replayed in seen] == [([True], False)] * 3
-    assert doors.batch_step() == (kind, plain)
+    assert written_doors.batch_step() == (kind, plain)
 
 
 def test_mask_functions_are_those_that_models_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,14 +618,15 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
     ("transformers", "AutoModel._model_mapping", lambda patch: remove(patch, AutoModel, "_model_mapping"),
      lambda: doors.base_class(LlamaConfig())),
     ("transformers", "Cache.reorder_cache", lambda patch: remove(patch, Cache, "reorder_cache"),
-     lambda: doors.cache_methods("reorder_cache")),
+     lambda: written_doors.cache_methods("reorder_cache")),
     ("transformers", "ContinuousBatchProcessor._generation_step",
-     lambda patch: remove(patch, continuous_api.ContinuousBatchProcessor, "_generation_step"), doors.batch_step),
+     lambda patch: remove(patch, continuous_api.ContinuousBatchProcessor, "_generation_step"),
+     written_doors.batch_step),
     ("transformers", "ContinuousBatchProcessor.inputs_and_outputs", WHOLE,
-     lambda: doors.requests_of(SimpleNamespace())),
-    ("transformers", "ContinuousBatchProcessor.model_runner", WHOLE, lambda: doors.replayed(SimpleNamespace())),
+     lambda: written_doors.requests_of(SimpleNamespace())),
+    ("transformers", "ContinuousBatchProcessor.model_runner", WHOLE, lambda: written_doors.replayed(SimpleNamespace())),
     ("transformers", "ContinuousBatchProcessor.scheduler", WHOLE,
-     lambda: doors.under_way(SimpleNamespace(), "request")),
+     lambda: written_doors.under_way(SimpleNamespace(), "request")),
     ("transformers", "PreTrainedModel._supports_sdpa",
      lambda patch: remove(patch, PreTrainedModel, "_supports_sdpa"), lambda: doors.has_sdpa(None)),
     ("transformers", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -671,9 +679,11 @@ def test_a_part_that_is_gone_is_named(
 
 
 def test_every_door_is_tried_here() -> None:
-    defined = {name for name, value in vars(doors).items() if getattr(value, "__module__", "") == doors.__name__}
+    both = (doors, written_doors)
+    defined = {name for each in both for name, value in vars(each).items()
+               if getattr(value, "__module__", "") == each.__name__}  # fmt: skip
     used = set(re.findall(r"doors\.(\w+)", Path(__file__).read_text("utf-8")))
-    assert {name for name in defined if not name.startswith("_")} - used == {"moved"}
+    assert {name for name in defined if not name.startswith("_")} - used == {"moved", "part"}
 
 
 def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
@@ -699,5 +709,5 @@ def test_nothing_else_in_the_package_asks_for_a_private_part() -> None:
     modules = {path: ast.parse(path.read_text("utf-8")) for path in Path(sinkscope.__path__[0]).rglob("*.py")}
     own = set().union(*(private_names(tree)[0] for tree in modules.values()))
     for path, tree in modules.items():
-        if path.name != "private_doors.py":
+        if path.name not in ("private_doors.py", "generation_doors.py"):
             assert private_names(tree)[1] - own <= {"_exit", "_attn_implementation"}, path

@@ -14,7 +14,7 @@ from writers import writer
 
 import sinkscope
 from sinkscope import SinkscopeError
-from sinkscope.capture import private_doors as doors
+from sinkscope.capture import generation_doors as doors
 from sinkscope.engine.watching.following import MISSED
 
 configuration = pytest.importorskip("transformers", minversion="5.24").ContinuousBatchingConfig
