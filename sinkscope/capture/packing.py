@@ -41,7 +41,7 @@ def _together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     """By the id of each small tensor, its copy beside those that are like it."""
     alike: dict[tuple[object, ...], list[Tensor]] = {}
     for tensor in tensors:
-        if tensor.nbytes <= SMALL:
+        if type(tensor) is Tensor and tensor.nbytes <= SMALL:  # what libraries make of tensors may not stack
             alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(tensor)
     copies = dict[int, Tensor]()
     with torch.no_grad(), torch.inference_mode(False):

@@ -38,3 +38,10 @@ def test_tensors_of_inference_mode_and_strides_are_packed() -> None:
     assert all(map(torch.equal, held, before))
     assert not held[0].is_inference()
     pack([])
+
+
+def test_tensors_of_another_class_stay_where_they_are() -> None:
+    own = torch.randn(3).as_subclass(type("Own", (Tensor,), {}))
+    held = [own, torch.randn(3)]
+    pack([holder(held)])
+    assert held[0] is own
