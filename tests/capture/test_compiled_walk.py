@@ -120,7 +120,7 @@ def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
     pasts = np.array([[[3, 4, 5, 6, 7, 8, 9]] * 2, [[0, 0, 0, 4, 5, 8, 9]] * 2])
     found = []
     for weigh in (rows.weigh, rows.weigh.py_func):
-        sums, largest = np.full((5, 2, 2, 7), np.nan, np.float32), np.zeros((2, 2, 7), bool)
+        sums, largest = np.full((rows.ROW_SUMS, 2, 2, 7), np.nan, np.float32), np.zeros((2, 2, 7), bool)
         shares, columns = logits.copy(), np.zeros((4, 1, 9), np.float32)
         with np.errstate(divide="ignore"):  # numpy warns of the logarithm of an empty row, which is not used
             weigh(shares, 2, 0, firsts, pasts, sums, largest, columns, 0, 1)
@@ -131,7 +131,7 @@ def test_the_loop_as_python_is_the_loop_as_compiled() -> None:
     assert not shares[2:, 0].any()
     np.testing.assert_allclose(shares.sum(2)[:2], 1, rtol=1e-6)
     np.testing.assert_allclose(shares.sum(1), columns[:, 0], rtol=1e-6)
-    assert np.isnan(sums[rows.MARGIN, 1]).all()
+    assert np.isnan(sums[[rows.MARGIN, rows.PAIR_MARGIN], 1]).all()
 
 
 @pytest.mark.parametrize("running", [True, False])
