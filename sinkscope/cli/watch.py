@@ -50,7 +50,7 @@ def watch(
         int | None,
         typer.Option(
             metavar="N",
-            help="While a model writes, measure a sequence until it has N tokens. Bounds memory.",
+            help="Measure a sequence that a model writes until it has N tokens. This bounds the memory it takes.",
             rich_help_panel=FIRST,
         ),
     ] = None,

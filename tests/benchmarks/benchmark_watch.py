@@ -1,6 +1,7 @@
 """Times a watched model against the same model unwatched: prefills, and a decode of 128 tokens.
 
     python tests/benchmarks/benchmark_watch.py [--rounds N] [--length T] [--width D] [--layers L] [--model MODEL]
+    python tests/benchmarks/benchmark_watch.py --memory unwatched|watched|until [--tokens N]
 
 Without --model it is a Llama with random weights.
 
@@ -11,6 +12,7 @@ medians is printed.
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -50,6 +52,25 @@ def ratio(name: str, work: Callable[[], Any], model: Any, rounds: int, **setting
     print(f"{name:34} {plain:8.3f} s {seen:8.3f} s   x {seen / plain:.2f}")
 
 
+def memory(how: str, tokens: int) -> None:
+    """Prints by how many MiB a generation of so many tokens makes the process larger than a short one did.
+
+    `how`: unwatched, watched, or until, a watch that ends a sequence at 256 positions.
+    """
+    torch.set_num_threads(1)
+    model, ids = small(512, 6), torch.randint(3, 1999, (1, 64), generator=torch.Generator().manual_seed(0))
+    settings: dict[str, Any] = {"until": 256} if how == "until" else {}
+    sizes = []
+    for new in (40, tokens):
+        context: Any = nullcontext() if how == "unwatched" else sinkscope.watch(model, **settings)
+        with torch.no_grad(), context as seen:
+            model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        if seen is not None:
+            seen.run()
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(f"{how}, {tokens} tokens: {sizes[1] - sizes[0]:.0f} MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -57,7 +78,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--model", help="a name that `sinkscope scan` reads, in place of the small Llama")
+    parser.add_argument("--memory", choices=["unwatched", "watched", "until"], help="measure memory, not time")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens that --memory writes")
     given = parser.parse_args()
+    if given.memory:
+        memory(given.memory, given.tokens)
+        return
     if given.model is None:
         model = small(given.width, given.layers)
     else:
