@@ -5,8 +5,8 @@
 
 Without --model it is a Llama with random weights.
 
-The two take turns. CPU time is counted, of all threads, so that a busy machine does not show; the ratio of the
-medians is printed.
+The two take turns. The CPU time of all threads is counted, in which a busy machine does not show but threads that wait
+do, and the time of the clock, in which it is the other way round; the ratios of the medians are printed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,29 @@ def small(width: int, layers: int) -> Any:
 
 
 def ratio(name: str, work: Callable[[], Any], model: Any, rounds: int, **settings: Any) -> None:
-    """Prints both medians in seconds of CPU time, and watched / unwatched; building the run is not in it."""
-    times: dict[bool, list[float]] = {False: [], True: []}
+    """Prints watched / unwatched in seconds of CPU and of the clock; building the run is not in it.
+
+    The seconds are medians, and the ratio of the clock's has the range of the pairs behind it.
+    """
+    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for number in range(2 * rounds + 2):
         watched = number % 2 == 1
         context: Any = sinkscope.watch(model, **settings) if watched else nullcontext()
-        began = time.process_time()
+        began = time.process_time(), time.perf_counter()
         with torch.no_grad(), context:
             work()
+        ended = time.process_time(), time.perf_counter()
         if number > 1:  # the first of each warms up
-            times[watched].append(time.process_time() - began)
-    plain, seen = (statistics.median(times[key]) for key in (False, True))
-    print(f"{name:34} {plain:8.3f} s {seen:8.3f} s   x {seen / plain:.2f}")
+            times[watched].append((ended[0] - began[0], ended[1] - began[1]))
+    (cpu, clock), (seen_cpu, seen_clock) = (
+        tuple(statistics.median(pair) for pair in zip(*times[key], strict=True)) for key in (False, True)
+    )
+    pairs = [after[1] / before[1] for before, after in zip(times[False], times[True], strict=True)]
+    print(
+        f"{name:30} CPU {cpu:7.3f} s {seen_cpu:7.3f} s x {seen_cpu / cpu:.2f}"
+        f"   clock {clock:7.3f} s {seen_clock:7.3f} s x {seen_clock / clock:.2f} ({min(pairs):.2f}-{max(pairs):.2f})",
+        flush=True,
+    )
 
 
 def memory(how: str, tokens: int) -> None:
@@ -98,7 +109,7 @@ def main() -> None:
         for _ in range(8):
             model(ids, use_cache=False)
 
-    print(f"{'':34} {'plain':>10} {'watched':>10}")
+    print("seconds unwatched and watched, and their ratio")
     ratio(f"prefill of {given.length} tokens", lambda: model(ids, use_cache=False), model, given.rounds)
     ratio("8 prefills", passes, model, given.rounds)
     for tokens in (32, given.length):
