@@ -238,7 +238,8 @@ def in_markdown(page: Page, title: str = TITLE) -> str:
 
 def _markdown_table(rows: list[list[str]]) -> list[str]:
     lines = [[_markdown(cell) for cell in row] for row in rows]
-    lines.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
+    has_numbers = any(cell.lstrip("-")[:1].isdigit() for row in rows[1:] for cell in row[1:])
+    lines.insert(1, ["---", *["---:" if has_numbers else "---"] * (len(rows[0]) - 1)])
     return [("| " + " | ".join(line) + " |").replace("|  |", "| |") for line in lines]
 
 
