@@ -49,7 +49,9 @@ layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 0.1         0.167 ± 0.010    0.167          1.50           0.25   0.30  mixed
 0.0         0.000 ± 0.010    0.000          1.50           0.25   0.30  mixed
 bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all
-queries; margin: its log odds; honor: output norm / mean of the layer
+queries; margin: its log odds; entropy: mean over queries; honor: output norm /
+mean of the layer; pattern: sink where bos_mass >= 0.5; `sinkscope metrics NAME`
+has each formula
 
 dormant heads (honor<0.4): 0.0, 0.1, 0.2
 
