@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.catalogue import per_sequence
+from sinkscope.runs.schema.base import first_fault
 
 if TYPE_CHECKING:
     from sinkscope.comparison.baseline import Baseline
@@ -144,10 +145,7 @@ def _validated(data: dict[str, Any], where: str) -> Policy:
     try:
         policy = Policy.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "policy"
-        kind = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise SinkscopeError(f"{where}: {place}: {kind}") from None
+        raise SinkscopeError(f"{where}: {first_fault(error)}") from None
     return policy
 
 

@@ -11,7 +11,7 @@ from sinkscope.runs.defaults import DORMANT_RULE, EPSILON, check_not_too_large
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.openings import BOS_MODES, check_opening, openings
 from sinkscope.runs.questions import QUESTIONS, asked_by_all, declared_options, questions_asked
-from sinkscope.runs.schema.base import Record
+from sinkscope.runs.schema.base import Record, first_fault
 
 Role = Literal["text", "columns", "rounding"]
 """What a setting decides: `text`, which sequences are read; `columns`, what is computed from them; `rounding`, the
@@ -194,9 +194,7 @@ def make_request(**settings: Any) -> Request:
     try:
         made = Request(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else "the request"
-        raise SinkscopeError(f"{field}: {first['msg']}") from None
+        raise SinkscopeError(first_fault(error)) from None
     made._optional = asked_by_all(measures) - {*also}
     return made
 

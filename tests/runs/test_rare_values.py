@@ -21,7 +21,7 @@ from sinkscope.tables.columns import RUN_COLUMNS, run_column
 
 
 def test_a_setting_of_the_wrong_kind_is_named() -> None:
-    with pytest.raises(SinkscopeError, match=r"^seq_len: Input should be a valid integer"):
+    with pytest.raises(SinkscopeError, match=r"^seq_len: must be a valid integer"):
         make_request(model="tiny", data=("prose",), seq_len="many")
 
 

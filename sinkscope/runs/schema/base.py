@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import math
+import reprlib
 import sys
 import textwrap
 from itertools import pairwise
@@ -75,10 +76,22 @@ def read_record(kind: type[R], data: Any, where: str) -> R:
     except SinkscopeError as error:  # a check of the record's own, which does not know the file
         raise SinkscopeError(f"{where}: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        kind_of_error = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
-        raise SinkscopeError(f"{where} is damaged: {f'{place}: ' if place else ''}{kind_of_error}") from None
+        raise SinkscopeError(f"{where} is damaged: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that pydantic found wrong, as `rules[0].level: must be 'layer' or 'head', not 'heads'`."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    words = {"extra_forbidden": "unknown key", "missing": "missing"}.get(first["type"])
+    if words is None and first["type"] == "value_error":
+        words = str(first["ctx"]["error"])
+    elif words is None and first["type"] == "too_short":
+        words = f"needs at least {first['ctx']['min_length']}"
+    elif words is None:
+        needed = first["msg"].replace("Input should", "must").partition(", unable to")[0]
+        words = f"{needed}, not {reprlib.repr(first['input'])}"
+    return f"{place}: {words}" if place else words
 
 
 def to_json(data: Any) -> str:
