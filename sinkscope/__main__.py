@@ -11,7 +11,7 @@ def command() -> None:
     line, with exit code 130 or 143."""
     try:
         from sinkscope.cli import main, signals
-        from sinkscope.cli.ending import end_at_once
+        from sinkscope.cli.signals import end_at_once
 
         end_at_once()
         signals.listen()

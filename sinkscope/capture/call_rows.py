@@ -1,7 +1,13 @@
-"""The rows that each pass over a cache computed of one attention call, put together as one call."""
+"""The rows that each pass over a cache computed of one attention call, put together as one call.
+
+Each step over a cache leaves some hundred small tensors, which stay until the sequence ends. Between them, the tensors
+of the cache grow and move with every step. On a CPU, their old places then lie between small ones that are in use, and
+the process becomes many times as large as all that it holds. So `pack` puts what is kept into few pieces of memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +16,6 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
-from sinkscope.capture.packing import Place
 from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
@@ -185,3 +190,41 @@ def _mask_of(visible: Visibility, batch: int) -> Tensor:
         return (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
 
     return made_in_strips(part, batch, starts.shape[2], visible.keys)
+
+
+SMALL = 2**16
+"""The bytes up to which a tensor is put beside others; larger ones leave no gaps worth the copy."""
+
+Place = Callable[[Tensor], Tensor]
+"""Gives the tensor that stands for another one from now on; itself where that stays where it is."""
+
+
+def pack(holders: list[Callable[[Place], None]]) -> None:
+    """Copies small tensors of one shape, type and device into one piece of memory, each once.
+
+    A holder takes a Place, and puts what it gives in the place of every tensor that it holds.
+    """
+    met = dict[int, Tensor]()
+
+    def note(tensor: Tensor) -> Tensor:
+        met[id(tensor)] = tensor
+        return tensor
+
+    for hold in holders:
+        hold(note)
+    together = _together(met.values())
+    for hold in holders:
+        hold(lambda tensor: together.get(id(tensor), tensor))
+
+
+def _together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+    """By the id of each small tensor, its copy beside those that are like it."""
+    alike: dict[tuple[object, ...], list[Tensor]] = {}
+    for tensor in tensors:
+        if type(tensor) is Tensor and tensor.nbytes <= SMALL:  # what libraries make of tensors may not stack
+            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(tensor)
+    copies = dict[int, Tensor]()
+    with torch.no_grad(), torch.inference_mode(False):
+        for group in alike.values():
+            copies |= zip(map(id, group), torch.stack(group).unbind(), strict=True)
+    return copies

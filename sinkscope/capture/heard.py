@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sinkscope.capture.call_rows import Place
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
-from sinkscope.capture.packing import Place
 from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import STREAM_INPUTS, call_name, shown_name

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.call_rows import pack
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
-from sinkscope.capture.packing import pack
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order

@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.axes import in_one_order
-from sinkscope.capture.call_rows import CallRows
+from sinkscope.capture.call_rows import CallRows, Place
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.heard import Around, Heard, Kept, Onward
 from sinkscope.capture.kernels.map_walk import MapRows
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import from_spans
-from sinkscope.capture.packing import Place
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.capture.slots import first_seen, weighs, windowed
-from sinkscope.capture.still_cached import SlotSums, StillCached, Taken, Taking, joined, newest
+from sinkscope.capture.still_cached import (
+    SlotSums,
+    StillCached,
+    Taken,
+    Taking,
+    first_seen,
+    joined,
+    newest,
+    weighs,
+    windowed,
+)
 from sinkscope.capture.views import Cut, Part, Stream
 from sinkscope.errors import SinkscopeError
 

@@ -23,9 +23,8 @@ from sinkscope.cli.common import (
     say,
     warn_in_one_line,
 )
-from sinkscope.cli.ending import end
 from sinkscope.cli.help import Command, Group
-from sinkscope.cli.signals import INTERRUPTED, exit_code
+from sinkscope.cli.signals import INTERRUPTED, end, exit_code
 from sinkscope.engine.launch import leave
 from sinkscope.engine.launcher import hush
 from sinkscope.errors import SinkscopeError, is_text

@@ -14,10 +14,9 @@ import typer
 
 from sinkscope.cli.arguments import is_run
 from sinkscope.cli.common import as_python_does, say
-from sinkscope.cli.ending import leave_to_python
 from sinkscope.cli.help import FIRST, WRITTEN
 from sinkscope.cli.options import slug
-from sinkscope.cli.signals import INTERRUPTED, left_to_program
+from sinkscope.cli.signals import INTERRUPTED, leave_to_python, left_to_program
 from sinkscope.errors import SinkscopeError, in_one_line
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from sinkscope.comparison.levels import (
     depth_rows,
     head_changes,
     level_rows,
+    massive_rows,
+    sink_token_rows,
 )
-from sinkscope.comparison.states import massive_rows, sink_token_rows
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.catalogue import hides_keys, moved, refuse_moved
 from sinkscope.runs.per_sequence import (

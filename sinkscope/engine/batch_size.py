@@ -1,4 +1,6 @@
-"""Chooses how many sequences a forward pass takes, tells what memory is free, and words the error when it runs out."""
+"""Chooses how many sequences a forward pass takes, tells what memory is free, and words the errors of a pass that runs
+out of it, or gives NaN or infinity although its weights are finite.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +70,15 @@ def what_would_fit(length: int) -> str:
         f"out of memory with one sequence of {length} tokens: try --seq-len {max(2, length // 2)}, --dtype bfloat16, "
         "or --device-map auto"
     )
+
+
+WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
+"""The dtype that holds what overflows in another."""
+
+
+def overflow_words(dtype: str) -> str:
+    """What overflows, and which dtype to try; of float64 that there is none. `dtype`: that the model computes in."""
+    name = dtype.removeprefix("torch.")
+    if name not in WIDER:
+        return f"{name} overflows, and no dtype is wider: the model's own numbers are not finite"
+    return f"{name} overflows; try --dtype {WIDER[name]}"

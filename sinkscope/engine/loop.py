@@ -16,12 +16,11 @@ from sinkscope.capture import Capture, Plan, Site
 from sinkscope.capture.watch import NotTogether
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.forward import Forward
-from sinkscope.engine.batch_size import chosen_batch, is_out_of_memory, not_square, what_would_fit
+from sinkscope.engine.batch_size import chosen_batch, is_out_of_memory, not_square, overflow_words, what_would_fit
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.measurement import Measurement
-from sinkscope.engine.overflow import overflow_words
 from sinkscope.engine.places import places_of
 from sinkscope.engine.record import BatchRecord
 from sinkscope.engine.shards import Shard, Shards

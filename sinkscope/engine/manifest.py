@@ -31,8 +31,7 @@ from sinkscope.runs.defaults import VERSION
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import plain
-from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, MetricFacts, Timing
-from sinkscope.runs.schema.site import SiteFacts
+from sinkscope.runs.schema.manifest import KeywordFacts, Manifest, MetricFacts, SiteFacts, Timing
 from sinkscope.tables.columns import columns, metric_set
 from sinkscope.tables.values import Domain
 

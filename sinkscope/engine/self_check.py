@@ -19,8 +19,7 @@ from sinkscope.capture.precision import as_float64
 from sinkscope.capture.registries import uncompiled
 from sinkscope.checkpoints.forward import Forward, eager
 from sinkscope.checkpoints.quiet import quiet_transformers
-from sinkscope.engine.batch_size import memory_needed
-from sinkscope.engine.overflow import overflow_words
+from sinkscope.engine.batch_size import memory_needed, overflow_words
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.defaults import EPSILON
 

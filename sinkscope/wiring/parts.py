@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import by_sequence
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.rows import by_sequence
 
 FIT = 1e-3
 """Largest error of x + parts = e, over the size of the parts, at the median token; FIT_HALF in half precision."""

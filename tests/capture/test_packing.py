@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sinkscope.capture.packing import SMALL, Place, pack
+from sinkscope.capture.call_rows import SMALL, Place, pack
 
 
 def holder(held: list[Tensor]) -> Callable[[Place], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinkscope.capture.rows import by_sequence
+from sinkscope.capture.axes import by_sequence
 
 SHAPES = [
     *(((3, 5), leading) for leading in ((3, 5), (15,), (3, 1, 5), (3, 5, 1), (1, 3, 5), (1, 15), (3, 1, 5, 1))),

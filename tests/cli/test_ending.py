@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, types
-from sinkscope.cli.ending import end, end_at_once, leave_to_python
+from sinkscope.cli.signals import end, end_at_once, leave_to_python
 {before}
 end_at_once()
 atexit.register(print, "called")

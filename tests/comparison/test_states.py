@@ -10,7 +10,7 @@ import pytest
 from desk import scanned
 
 from sinkscope.comparison.compare_runs import compare
-from sinkscope.comparison.states import massive_rows, sink_token_rows
+from sinkscope.comparison.levels import massive_rows, sink_token_rows
 from sinkscope.present.differences import states
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.comparison import render_comparison

@@ -30,8 +30,7 @@ from sinkscope.questions.smoothing.figure import paint_costs
 from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected
 from sinkscope.runs.questions import FIGURES
 from sinkscope.runs.run import Run, load_run
-from sinkscope.runs.schema.manifest import FirstToken
-from sinkscope.runs.schema.site import Kind
+from sinkscope.runs.schema.manifest import FirstToken, Kind
 
 
 def picture(content: bytes) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What an arm is: a name, and a change to the model that is in force during one forward pass and taken off after it."""
+"""What an arm is: a name, and a change to the model that is in force during one forward pass and taken off after it.
+Where an arm of another package fails, the error names it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from sinkscope.capture import Plan, Site
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.plan import INTERFACE
+from sinkscope.capture.private_doors import is_out_of_memory
 from sinkscope.checkpoints import Checkpoint
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.lookup import OWN
 from sinkscope.runs.run import Run
 from sinkscope.runs.saved.arms_table import UNABLATED
 
@@ -244,3 +248,18 @@ class Unablated(Arm):
     def applied(self, forward: Pass) -> AbstractContextManager[Any]:
         forward.touches(0)
         return nullcontext()
+
+
+@contextmanager
+def blaming(arm: Arm) -> Iterator[None]:
+    """Raises SinkscopeError with the arm's name and its module, where the block fails while an arm from outside is in
+    force: the unablated model has run by then. Errors in sinkscope's own words pass, and so does memory that ran
+    out."""
+    try:
+        yield
+    except Exception as error:
+        module = type(arm).__module__
+        own = module.partition(".")[0] == OWN or isinstance(error, SinkscopeError | MemoryError)
+        if own or (isinstance(error, RuntimeError) and is_out_of_memory(error)):
+            raise
+        raise SinkscopeError(f"--arm {arm.name}: {module} fails: {first_line(error)}") from error

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.checkpoints.forward import Forward, probe
-from sinkscope.engine.batch_size import memory_needed
+from sinkscope.engine.batch_size import memory_needed, overflow_words
 from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
-from sinkscope.engine.overflow import overflow_words
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated
+from sinkscope.experiments.arms.arm import Arm, Pass, Setting, Unablated, blaming
 from sinkscope.experiments.arms.changes import watched
 from sinkscope.experiments.arms.finished import Finished
-from sinkscope.experiments.arms.outside import blaming
 from sinkscope.experiments.arms.readings import Cosines, Reference, SinkCount, batch_size, layers_of
 from sinkscope.experiments.arms.replay import Kept, Layers, kept_starts
 from sinkscope.runs.saved.arms_table import MEASURES, ArmNumbers

@@ -23,13 +23,12 @@ from sinkscope.engine.launch import ALONE, Processes
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import unread
 from sinkscope.errors import SinkscopeError
-from sinkscope.experiments.arms.arm import Arm, Setting, check_run
+from sinkscope.experiments.arms.arm import Arm, Setting, blaming, check_run
 from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
 from sinkscope.experiments.arms.grammar import read_arm
 from sinkscope.experiments.arms.kinds.window import Window
-from sinkscope.experiments.arms.outside import blaming
 from sinkscope.experiments.arms.text import SEQUENCES, Text, check_numbers
 from sinkscope.inputs import Corpus, read_corpus, token_rules
 from sinkscope.inputs.handed import TokenRows, loss_data

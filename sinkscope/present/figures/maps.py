@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sinkscope.experiments.attention_map import HeadMap
     from sinkscope.runs.run import Run
-    from sinkscope.runs.schema.site import Kind
+    from sinkscope.runs.schema.manifest import Kind
 
 
 DIAGONAL = 0.5

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import LayerView, Missing
+from sinkscope.capture.axes import by_sequence
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import is_linear
-from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.errors import SinkscopeError

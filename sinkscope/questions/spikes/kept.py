@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import by_sequence
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.rows import by_sequence
 from sinkscope.wiring.parts import Parts, first_tensor, stream_in
 
 KEPT_BYTES = 3 * 2**28

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture import LayerView, Missing
+from sinkscope.capture.axes import by_sequence
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.output_projection import projection_weight
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.private_doors import rotates_by_length
-from sinkscope.capture.rows import by_sequence
 from sinkscope.engine.collector import Part, Parts
 from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import by_sequence
 from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.registries import uncompiled
-from sinkscope.capture.rows import by_sequence
 from sinkscope.capture.sites import shown_name
 from sinkscope.checkpoints.forward import Forward, several_probes
 from sinkscope.errors import SinkscopeError
