@@ -11,9 +11,8 @@ def command() -> None:
     line, with exit code 130 or 143."""
     try:
         from sinkscope.cli import main, signals
-        from sinkscope.cli.signals import end_at_once
 
-        end_at_once()
+        signals.end_at_once()
         signals.listen()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the end, with a traceback

@@ -179,7 +179,7 @@ def of_tables(
     from sinkscope.present.figures.several import caption, draw_several
 
     if figure == PROFILE and len(runs) > 1:
-        from sinkscope.present.figures.several import draw_profiles
+        from sinkscope.present.figures.profiles import draw_profiles
 
         return draw_profiles(runs, style.form, style.size, style.title)
     if figure in SEVERAL:

@@ -22,21 +22,8 @@ from torch import Tensor
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
-from sinkscope.wiring.added import (
-    ATTENTION,
-    IDENTITY,
-    UNIFORM,
-    Added,
-    OutputWeights,
-    TokenGroups,
-    Tokens,
-    dots,
-    group_tokens,
-    largest_square,
-    read_added,
-    share,
-    squares,
-)
+from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, TokenGroups, group_tokens, read_added
+from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, largest_square, share, squares
 
 SINGLE = 2.0**-23
 """The spacing of float32 numbers at 1."""

@@ -13,9 +13,9 @@ from torch import Tensor
 from sinkscope.capture import loops
 from sinkscope.capture.precision import as_float64, like
 from sinkscope.capture.view import LayerView
-from sinkscope.wiring.added import OutputWeights
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.linear_maps import InputNorm
+from sinkscope.wiring.mixes import OutputWeights
 from sinkscope.wiring.trace import Wiring
 
 

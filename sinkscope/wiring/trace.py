@@ -34,8 +34,8 @@ from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import need
-from sinkscope.wiring.added import largest_eigenvalue
 from sinkscope.wiring.linear_maps import FIT, InputNorm, LinearCall, Projection, find_norm, find_projection
+from sinkscope.wiring.mixes import largest_eigenvalue
 
 
 @dataclass(frozen=True)

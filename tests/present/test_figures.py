@@ -24,8 +24,9 @@ from sinkscope.present.figures import arms as ablation_figure
 from sinkscope.present.figures.canvas import WIDTHS, plain_axis
 from sinkscope.present.figures.maps import _shown as beside
 from sinkscope.present.figures.maps import draw_attention
+from sinkscope.present.figures.profiles import draw_profiles
 from sinkscope.present.figures.run import _heatmap, draw, draw_on
-from sinkscope.present.figures.several import caption, draw_profiles
+from sinkscope.present.figures.several import caption
 from sinkscope.present.html.report import render_report
 from sinkscope.present.text import run_id
 from sinkscope.runs.run import Run

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sinkscope.cli import app
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.figures.canvas import WIDTHS
-from sinkscope.present.figures.several import MOST, draw_profiles
+from sinkscope.present.figures.profiles import MOST, draw_profiles
 from sinkscope.runs.run import Run
 
 LONG = "somebody/a-model-with-an-uncommonly-long-name-and-a-suffix-instruct"

@@ -29,8 +29,8 @@ from sinkscope.metrics import registered
 from sinkscope.questions.smoothing import columns, measure
 from sinkscope.questions.smoothing.tables import spread_path
 from sinkscope.tables.columns import RUN_COLUMNS
-from sinkscope.wiring.added import OutputWeights
 from sinkscope.wiring.folded import FoldedHeads
+from sinkscope.wiring.mixes import OutputWeights
 
 FAMILIES = ("llama", "gpt2", "gemma2", "gemma3", "qwen3", "gpt_neox")
 METRICS = registered().tables

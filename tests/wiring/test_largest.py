@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sinkscope.wiring import added
-from sinkscope.wiring.added import largest_eigenvalue, largest_square
+from sinkscope.wiring import mixes
+from sinkscope.wiring.mixes import largest_eigenvalue, largest_square
 
 
 @pytest.fixture(params=["all eigenvalues", "arpack"])
 def _computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(added, "LARGE", 4 if request.param == "arpack" else 10**6)
+    monkeypatch.setattr(mixes, "LARGE", 4 if request.param == "arpack" else 10**6)
 
 
 def draw(*shape: int) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sinkscope.capture.view import Missing
 from sinkscope.metrics.registry import measured_metric
-from sinkscope.wiring.added import largest_square, squares
 from sinkscope.wiring.folded import FoldedHeads
+from sinkscope.wiring.mixes import largest_square, squares
 
 LAMPERT = "Lampert et al. 2605.08453"
 EQ2 = f"{LAMPERT} eq. 2, our reconstruction"

@@ -14,9 +14,9 @@ from sinkscope.engine.measurement import Findings, Measurement
 from sinkscope.metrics.quantities import Quantity
 from sinkscope.questions.smoothing.tables import NOTHING, add_verdicts, smoothing_table
 from sinkscope.runs.schema.stream import StreamSummary
-from sinkscope.wiring.added import OutputWeights
 from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.folding import fold
+from sinkscope.wiring.mixes import OutputWeights
 from sinkscope.wiring.trace import output_slices
 
 TABLE = "smoothing"
