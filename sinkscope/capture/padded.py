@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.sites import shown_name
@@ -100,6 +101,22 @@ class Side:
 
     spans: list[Span] | None
     length: int
+
+
+def padding_tokens(model: nn.Module) -> set[int]:
+    """The tokens with which programs pad: 0, and the one that the model's configuration names."""
+    told = getattr(getattr(model, "config", None), "pad_token_id", None)
+    return {0, told} if isinstance(told, int) else {0}
+
+
+def like_padding(ids: Tensor, tokens: set[int]) -> int:
+    """How many rows of ids [B, T] begin or end with one of these tokens, where others of the batch do not."""
+    found = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    for token in tokens:
+        for edge in (ids[:, 0] == token, ids[:, -1] == token):
+            if not bool(edge.all()):
+                found |= edge
+    return int(found.sum())
 
 
 @dataclass(frozen=True)

@@ -410,3 +410,28 @@ def test_what_a_decoder_reads_counts_where_inputs_are_compared() -> None:
             model(input_ids=ids, decoder_input_ids=answers)
         prints.append(seen.run().manifest.data[0].fingerprint)
     assert prints[0] != prints[1] == prints[2]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("pad", "given"), [(0, None), (2, 2)])
+def test_padding_that_no_mask_tells_is_suspected(side: str, pad: int, given: int | None) -> None:
+    """lm-eval pads a batch of requests on the right with 0, and gives no mask."""
+    model, ids = tiny("llama", pad_token_id=given), random_ids(3, 9).clamp(min=3)
+    ids[1, slice(0, 2) if side == "left" else slice(7, 9)] = pad
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids)
+    warning = "1 sequence begins or ends with token 0 or the padding token"
+    assert any(line.startswith(warning) for line in seen.run().manifest.warnings)
+
+
+@pytest.mark.parametrize("case", ["mask", "all alike", "one sequence"])
+def test_text_is_not_suspected_of_padding(case: str) -> None:
+    """A mask says what is text; a token with which every sequence begins is no padding."""
+    model, ids = tiny("llama"), random_ids(3, 9).clamp(min=3)
+    ids[:, 0] = 0
+    if case == "mask":
+        ids[1, -2:] = 0
+    given = {"attention_mask": torch.ones_like(ids)} if case == "mask" else {}
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:1] if case == "one sequence" else ids, **given)
+    assert not [line for line in seen.run().manifest.warnings if "padding token" in line]

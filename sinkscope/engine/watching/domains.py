@@ -39,7 +39,8 @@ class _Kind:
     """The sequences whose passes make the same attention calls.
 
     `read`: SHA-256 of what the model read of each. `has_tokens`: whether it read token ids in all of them; `by_ids`:
-    whether it read nothing else. `unseen`: how many have a position that no query may see.
+    whether it read nothing else. `unseen`: how many have a position that no query may see; `like_padding`: how many
+    begin or end with a token with which programs pad, without a mask.
     """
 
     calls: Calls
@@ -49,6 +50,7 @@ class _Kind:
     has_tokens: bool = True
     by_ids: bool = True
     unseen: int = 0
+    like_padding: int = 0
 
     def rows(self) -> np.ndarray:
         """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
@@ -77,6 +79,7 @@ class Heap:
         kind.has_tokens &= found.ids is not None
         kind.by_ids &= found.given is None
         kind.unseen += found.unseen
+        kind.like_padding += found.like_padding
         for number, length in enumerate(found.lengths):
             row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
             kind.ids.append(row.astype(np.int64))
@@ -216,7 +219,7 @@ class Watched:
         """The run. `started`: time.perf_counter() when the watch began."""
         self.plan = replace(self.plan, failures=self.failures, keywords=self.keywords)
         manifest = describe(self, self._request, self._check())
-        warnings = [*manifest.warnings, *self._unseen(), *self.left_out]
+        warnings = [*manifest.warnings, *self._unseen(), *self._like_padding(), *self.left_out]
         return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
 
     def _unseen(self) -> list[str]:
@@ -227,6 +230,17 @@ class Watched:
         return [
             f"{have} positions that no query may see, which count as text: if they are padding, give the model an "
             "attention_mask, or sequences of equal length"
+        ]
+
+    def _like_padding(self) -> list[str]:
+        count = sum(max(kind.like_padding for kind in kinds) for kinds in self._kinds.values())
+        if not count:
+            return []
+        some = "1 sequence begins or ends" if count == 1 else f"{count} sequences begin or end"
+        return [
+            f"{some} with token 0 or the padding token, others of the batch do not, and the model was given no "
+            "attention_mask: if this is padding, it counts as text; give the model a mask, or one sequence at a time "
+            "(lm-eval: --batch_size 1)"
         ]
 
     def domains(self) -> list[Domain]:

@@ -15,7 +15,7 @@ from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Pass, not_followed
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.kernels.attend import TORCH, kernel_of
-from sinkscope.capture.padded import Padding
+from sinkscope.capture.padded import Padding, like_padding, padding_tokens
 from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
 from sinkscope.capture.plan import Plan, sites_of
 from sinkscope.capture.sites import place_of, shown_name, stream_of
@@ -60,7 +60,7 @@ class Sequences:
 
     `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
     each sequence was given; None where the ids tell all. `unseen`: how many sequences have a position that no query
-    may see.
+    may see. `like_padding`: how many begin or end with a token with which programs pad, without a mask.
     """
 
     calls: Calls
@@ -71,6 +71,7 @@ class Sequences:
     given: list[str] | None
     parts: Parts
     unseen: int
+    like_padding: int
 
 
 @dataclass
@@ -127,7 +128,11 @@ class Measurer:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
         parts, unseen = self._measured(read, calls, cuts, max(lengths), start)
         ids = None if signals else _valid_ids(joined.ids, spans)
-        return Sequences(calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows))
+        untold = spans is None and not padding.sides
+        alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
+        return Sequences(
+            calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike
+        )
 
     def _measured(
         self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int
