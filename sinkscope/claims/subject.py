@@ -137,7 +137,7 @@ class Subject:
 
     def _checkpoint(self) -> Checkpoint:
         """The model as scans load it, opened once for all that is kept."""
-        from sinkscope.engine.prepared import loaded
+        from sinkscope.engine.loaded import loaded
 
         report = self.progress or (lambda *_: None)
         return self._once(OPENED, lambda: loaded(self.model, self.loading.get("tokenizer"), self._options(), report))

@@ -19,9 +19,10 @@ from sinkscope.capture.quiet_logs import quiet_logs
 from sinkscope.engine.assemble import build_run
 from sinkscope.engine.finished import finished_or_shards
 from sinkscope.engine.launch import ALONE, Processes
+from sinkscope.engine.loaded import checked, loaded
 from sinkscope.engine.loop import Progress
 from sinkscope.engine.manifest import describe, refuse_unread, shared_facts, with_warnings
-from sinkscope.engine.prepared import checked, loaded, prepared
+from sinkscope.engine.prepared import prepared
 from sinkscope.engine.requested import requested
 from sinkscope.engine.self_check import check_loop
 from sinkscope.engine.stages import Stages
