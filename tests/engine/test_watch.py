@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import causal
 from models import VOCABULARY, tiny
 from plain_models import WAYS, Plain, plain, tokens
 from same_runs import assert_same
@@ -18,6 +19,7 @@ from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
+from writers import CACHE
 
 import sinkscope
 from sinkscope import SinkscopeError
@@ -170,6 +172,60 @@ def test_a_program_may_trace_a_model_before_it_runs_it() -> None:
         model(tokens(seed=2))
     (seen,) = everywhere.measured
     assert seen.model is model
+
+
+def test_a_program_that_calls_a_model_and_its_base_model_is_read_as_one() -> None:
+    """A pipeline may fill a cache by the base model and write by the whole one."""
+    model = causal("gemma3")
+    ids, everywhere = torch.randint(3, VOCABULARY, (1, 24), generator=torch.Generator().manual_seed(1)), Everywhere()
+    with torch.no_grad(), everywhere.watching():
+        cache = model.model(ids[:, :20]).past_key_values
+        for place in range(20, 24):
+            model(ids[:, place : place + 1], **{CACHE: cache})
+    (seen,) = everywhere.measured
+    assert seen.model is model
+    assert seen.left_out == []
+    assert_same(seen.run(), sinkscope.scan(model, data=ids))
+
+
+class Framed(nn.Module):
+    """Runs the layers of a model within that model's own frame, which is no module of it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(each for each in inner.modules() if not any(True for _ in each.children()))
+        self.frame = [inner]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.frame[0](ids)  # type: ignore[no-any-return]
+
+
+def test_a_frame_around_the_same_layers_is_no_second_model() -> None:
+    model, everywhere = Framed(plain()), Everywhere()
+    with torch.no_grad(), everywhere.watching():
+        for seed in range(2):
+            model(tokens(seed=seed))
+    (seen,) = everywhere.watches
+    assert seen.model is model
+
+
+def test_a_model_that_another_one_hides_is_read() -> None:
+    inner, everywhere = plain(), Everywhere()
+    model = Framed(inner)
+    model.layers = nn.ModuleList([nn.Linear(2, 2)])
+    with torch.no_grad(), everywhere.watching():
+        model(tokens())
+    (seen,) = (each for each in everywhere.measured if each.model is inner)
+    assert_same(seen.run(), sinkscope.scan(inner, data=tokens()))
+
+
+def test_two_models_with_one_base_model_are_not_guessed_at() -> None:
+    model = causal("gemma3")
+    other = deepcopy(model)
+    other.model, everywhere = model.model, Everywhere()
+    with torch.no_grad(), everywhere.watching():
+        model.model(tokens() % VOCABULARY)
+    assert [seen.model for seen in everywhere.measured] == [model.model]
 
 
 def test_an_interruption_inside_a_pass_leaves_nothing_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import runpy
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.private_doors import without_numbers
@@ -26,8 +28,9 @@ from sinkscope.errors import SinkscopeError, first_line
 class Everywhere:
     """Watches every model that this thread runs, from its first pass on.
 
-    A model is a module that no other module calls, and that has modules inside it. `every`, `limit`, `until`: as in
-    `watch`, for each model. `refused`: the models that could not be watched, each with the reason.
+    A model is a module that no other module calls, and that has modules inside it; with its head, where `with_head`
+    finds one. `every`, `limit`, `until`: as in `watch`, for each model. `refused`: the models that could
+    not be watched, each with the reason.
     """
 
     def __init__(self, every: int = 1, limit: int | None = None, until: int | None = None) -> None:
@@ -35,6 +38,7 @@ class Everywhere:
         self.watches: list[Watch] = []
         self.refused: dict[str, str] = {}
         self._known: set[nn.Module] = set()
+        self._running: list[nn.Module] = []
         self._thread = get_ident()
 
     @contextmanager
@@ -43,10 +47,15 @@ class Everywhere:
         plain, everywhere = nn.Module.__call__, self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            here = module not in everywhere._known and get_ident() == everywhere._thread
-            if here and not measuring() and not without_numbers():  # a trace would hold hooks that come in between
-                everywhere._meet(module)
-            return plain(module, *args, **kwargs)
+            if get_ident() != everywhere._thread:
+                return plain(module, *args, **kwargs)
+            if module not in everywhere._known and not measuring() and not without_numbers():
+                everywhere._meet(module)  # a trace would hold hooks that come in between
+            everywhere._running.append(module)
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                everywhere._running.pop()
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
@@ -63,11 +72,16 @@ class Everywhere:
 
     def _meet(self, module: nn.Module) -> None:
         """Watches a module that is called for the first time, unless it is a layer on its own, such as a loss."""
+        models = [(watch.model, set(watch.model.modules())) for watch in self.watches]
+        layers = {each for each in module.modules() if not any(True for _ in each.children())}
+        if any(model in self._running and layers <= parts for model, parts in models):
+            return  # a watched model runs its own layers within another frame, as TransformerLens does
         self._known.add(module)
-        if not any(True for _ in module.children()) and not isinstance(module, nn.MultiheadAttention):
+        if layers == {module} and not isinstance(module, nn.MultiheadAttention):
             return
-        if any(module is part for watch in self.watches for part in watch.model.modules()):
+        if any(module in parts for _, parts in models):
             return  # it came into a model that is watched already
+        module = with_head(module)
         try:
             watch = Watch(module, **self._settings)
             watch.__enter__()
@@ -80,6 +94,19 @@ class Everywhere:
                 part.rest()
         self._known |= inside
         self.watches.append(watch)
+
+
+def with_head(module: nn.Module) -> nn.Module:
+    """The model of transformers that has this one as its base model, where there is exactly one; else the module.
+
+    A program may call both over one cache: kvpress fills it by `model.model` and answers by `model`. What attends is
+    the same in both, so that a watch of the one with the head hears every pass, whichever is called.
+    """
+    if not isinstance(module, PreTrainedModel):
+        return module
+    models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
+    heads = [each for each in models if each is not module and each.base_model is module]
+    return with_head(heads[0]) if len(heads) == 1 else module
 
 
 def check_program(words: Sequence[str]) -> None:
