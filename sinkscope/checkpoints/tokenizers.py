@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.checkpoints.examples import example_folder
 from sinkscope.checkpoints.gguf_files import gguf_problem
 from sinkscope.checkpoints.private_doors import asks_for_own_code, is_unknown_type, language_codes
-from sinkscope.checkpoints.sources import Source, weight_paths
+from sinkscope.checkpoints.sources import Source, path_of, weight_paths
 from sinkscope.checkpoints.weight_files import damaged
 from sinkscope.errors import SinkscopeError, all_lines, first_line, shorten
 from sinkscope.inputs.rules import NoTokenizer
@@ -38,6 +39,18 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
         # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
         return None, "no vocabulary files"
     return tokenizer, None
+
+
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer of example:NAME, a folder or a hub id; weights are not looked at. Raises SinkscopeError where there
+    is none that needs no code of its own."""
+    path = path_of(name)
+    if name.startswith("example:"):
+        path = example_folder(name.removeprefix("example:"))
+    tokenizer, problem = load_tokenizer(Source(name, str(path) if path.exists() else name), False)
+    if tokenizer is None:
+        raise SinkscopeError(f"{name} gives no tokenizer: {problem}")
+    return tokenizer
 
 
 FILES = ("tokenizer*.json", "vocab*.json", "special_tokens_map.json", "added_tokens.json")

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,6 +53,14 @@ def watch(
             rich_help_panel=FIRST,
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Show tokens by their texts in the tokenizer of this model, in place of their ids.",
+            rich_help_panel=FIRST,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
@@ -71,8 +79,8 @@ def watch(
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
+    everywhere = Everywhere(every, limit, until, _tokenizer(tokenizer))
     leave_to_python()
-    everywhere = Everywhere(every, limit, until)
     code, process, home = 0, os.getpid(), Path.cwd()
     with as_python_does(), left_to_program():
         try:
@@ -87,6 +95,17 @@ def watch(
     if os.getpid() == process:  # a child that the program forked leaves the run to its parent
         _write(everywhere, home, out, force, quiet)
     raise typer.Exit(code)
+
+
+def _tokenizer(name: str | None) -> Any:
+    """The tokenizer of a model; None where none is named. Raises SinkscopeError where it cannot be loaded."""
+    if name is None:
+        return None
+    from sinkscope.checkpoints.quiet import quiet_transformers
+    from sinkscope.checkpoints.tokenizers import named_tokenizer
+
+    with quiet_transformers():
+        return named_tokenizer(name)
 
 
 def _check_out(out: Path, force: bool) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +254,37 @@ def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
         application(["watch"])(["watch", "--out", str(tmp_path / "x"), "--", "missing.py"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("sinkscope: error: missing.py is no file")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_before_the_program_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from sinkscope.cli import application
+
+    program = tmp_path / "program.py"
+    program.write_text("print('it ran')")
+    (tmp_path / "empty").mkdir()
+    words = ["watch", "--tokenizer", str(tmp_path / "empty"), "--out", str(tmp_path / "x"), "--", str(program)]
+    with pytest.raises(SystemExit) as stop:
+        application(["watch"])(words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"sinkscope: error: {tmp_path / 'empty'} gives no tokenizer: no vocabulary files\n"
+
+
+@pytest.mark.slow
+def test_tokens_are_shown_by_a_tokenizer_s_texts(tiny_folder: Path, tokenizer: Any, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, transformers\n"
+        f"model = transformers.AutoModel.from_pretrained({str(tiny_folder)!r}).eval()\n"
+        "model(torch.arange(3, 30)[None])\n"
+    )
+    done = watched("--tokenizer", tiny_folder, "--out", tmp_path / "run", "--", program)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    first = sinkscope.load_run(tmp_path / "run").manifest.first_token
+    assert (first.id, first.text) == (3, tokenizer.convert_ids_to_tokens(3))
 
 
 OTHER = """

@@ -29,12 +29,14 @@ class Everywhere:
     """Watches every model that this thread runs, from its first pass on.
 
     A model is a module that no other module calls, and that has modules inside it; with its head, where `with_head`
-    finds one. `every`, `limit`, `until`: as in `watch`, for each model. `refused`: the models that could
+    finds one. `every`, `limit`, `until`, `tokenizer`: as in `watch`, for each model. `refused`: the models that could
     not be watched, each with the reason.
     """
 
-    def __init__(self, every: int = 1, limit: int | None = None, until: int | None = None) -> None:
-        self._settings: dict[str, Any] = {"every": every, "limit": limit, "until": until}
+    def __init__(
+        self, every: int = 1, limit: int | None = None, until: int | None = None, tokenizer: Any = None
+    ) -> None:
+        self._settings: dict[str, Any] = {"every": every, "limit": limit, "until": until, "tokenizer": tokenizer}
         self.watches: list[Watch] = []
         self.refused: dict[str, str] = {}
         self._known: set[nn.Module] = set()
