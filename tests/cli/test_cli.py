@@ -197,6 +197,19 @@ def test_examples_are_listed() -> None:
     assert "licence" in result.stdout
 
 
+@pytest.mark.parametrize("name", ["trigger-relu", "example:trigger-relu"])
+def test_the_folder_of_an_example_is_printed(name: str) -> None:
+    result = invoke("examples", name)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (Path(result.stdout.removesuffix("\n")) / "config.json").is_file()
+
+
+def test_the_folder_of_an_unknown_example_is_refused() -> None:
+    result = invoke("examples", "trigger-rely")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("sinkscope: error: unknown example 'trigger-rely': choose one of ")
+
+
 # Broken pipes
 
 
