@@ -160,3 +160,21 @@ class Ears:
         stack = self._hooks[name] = ExitStack()
         stack.enter_context(hooked(module, self._entering(name, module), with_kwargs=True, first=True))
         stack.enter_context(hooked(module, post=self._leaving(name, module), always=True))
+
+
+@contextmanager
+def forwards_only() -> Iterator[None]:
+    """Calls no hook at all in this thread until the block ends, of whomever: every module runs its `forward` alone.
+
+    In somebody else's program a hook may keep what a layer is given, such as a calibration's or TransformerLens'.
+    """
+    plain, thread = nn.Module.__call__, get_ident()
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module.forward(*args, **kwargs) if get_ident() == thread else plain(module, *args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = plain  # type: ignore[method-assign]

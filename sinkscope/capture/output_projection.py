@@ -10,7 +10,8 @@ from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sinkscope.capture.hooks import unheard
+from sinkscope.capture.alone import measuring
+from sinkscope.capture.hooks import forwards_only, unheard
 from sinkscope.capture.precision import has_float64
 from sinkscope.capture.private_doors import conv1d, is_bitnet, linear_kinds
 from sinkscope.capture.quiet_logs import quiet_logs
@@ -245,8 +246,11 @@ def _home(projection: nn.Module, width: int) -> dict[str, Any]:
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
-    """The projection's output; layers of quantised models may return their scales beside it."""
-    with unheard():
+    """The projection's output; layers of quantised models may return their scales beside it.
+
+    A watch keeps other people's hooks out of this. A scan does not: the hooks of --tp are a part of its model.
+    """
+    with unheard() if measuring() else forwards_only():
         output = projection(rows)
     return output[0] if isinstance(output, tuple) else output
 

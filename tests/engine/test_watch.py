@@ -188,6 +188,34 @@ def test_a_program_that_calls_a_model_and_its_base_model_is_read_as_one() -> Non
     assert_same(seen.run(), sinkscope.scan(model, data=ids))
 
 
+class Pointed(nn.Linear):
+    """A linear layer with a place inside it that people put hooks on, as TransformerLens' have."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.point = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.point(x))
+
+
+def test_hooks_of_others_are_given_what_the_model_computes_and_nothing_else() -> None:
+    """Whoever calibrates a quantisation, or keeps activations, must not get the rows that a layer's weight is read
+    with."""
+    model, given = tiny("llama"), list[tuple[int, ...]]()
+    ids = torch.randint(3, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+    for layer in model.layers:
+        layer.self_attn.o_proj = Pointed(64).eval()
+        for each in layer.self_attn.o_proj.modules():
+            each.register_forward_hook(lambda _, args, __: given.append(tuple(args[0].shape)))
+            each.register_forward_pre_hook(lambda _, args: given.append(tuple(args[0].shape)))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids)
+    run = seen.run()
+    assert given == [(2, 20, 64)] * (2 * 2 * len(model.layers))
+    assert_same(run, sinkscope.scan(model, data=ids))
+
+
 class Framed(nn.Module):
     """Runs the layers of a model within that model's own frame, which is no module of it."""
 

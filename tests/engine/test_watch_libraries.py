@@ -112,6 +112,12 @@ def test_transformer_lens(tmp_path: Path) -> None:
     model = TransformerBridge.boot_transformers(str(tmp_path)).eval()
     ids = torch.randint(97, (3, 20), generator=torch.Generator().manual_seed(1))
     run = read(model, lambda: model(ids))
+    with torch.no_grad():
+        _, alone = model.run_with_cache(ids)
+        with sinkscope.watch(model):
+            _, watched = model.run_with_cache(ids)
+    assert alone.keys() == watched.keys()
+    assert all(torch.equal(each, watched[name]) for name, each in alone.items())
     model.to(torch.float64)
     with torch.no_grad():
         _, cache = model.run_with_cache(ids)
