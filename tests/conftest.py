@@ -6,6 +6,7 @@ file, too, and runs none.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 command_of = functools.cache(typer.main.get_command)
 """The parsers of a typer application. Built anew for each call, as typer's test runner does, they take 0.1 s."""
 typer.testing._get_command = command_of
+
+gc.disable()  # until all is collected: what is imported until then stays, and the search for garbage in it took 3 s
+atexit.register(gc.unfreeze)  # libraries that look for leaks as Python ends find none
 
 settings.register_profile("fast", max_examples=25, deadline=None)
 settings.register_profile("full", max_examples=share_of(250), deadline=None)
@@ -97,13 +101,8 @@ def make_model(**overrides: Any) -> Any:
 
 def pytest_collection_finish() -> None:
     """Leaves what libraries and test files have made out of garbage collections, which take half a second with it."""
-    gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Libraries that look for leaks as Python ends find none."""
-    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
