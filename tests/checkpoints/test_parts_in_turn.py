@@ -22,9 +22,10 @@ def bark() -> PreTrainedModel:
     """Its first part turns text into codes, the others turn these into sound."""
     torch.manual_seed(0)
     part = SIZES | WORDS
+    codec = {"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8}
     config = BarkConfig(
         semantic_config=part, coarse_acoustics_config=part, fine_acoustics_config=part | {"n_codes_total": 4},
-        codec_config={"model_type": "encodec"},
+        codec_config=codec,
     )  # fmt: skip
     return BarkModel(config).eval()
 

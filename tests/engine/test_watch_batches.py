@@ -58,9 +58,9 @@ def hooks(model: Any) -> list[int]:
 def test_each_request_gives_the_numbers_of_one_pass(family: str) -> None:
     """Prompts longer than a pass come in pieces, beside the steps of others, over full and sliding layers."""
     model, given = writer(family), prompts(12, 7, 30, 5)
-    alone = answers(model, given, 12)
+    alone = answers(model, given, 6)
     with sinkscope.watch(model) as seen:
-        read = answers(model, given, 12)
+        read = answers(model, given, 6)
     assert read == alone
     assert not seen.left_out
     run = seen.run()
