@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Refused, Scan
+from tiers import slow_but
 
 from sinkscope.checkpoints.loading import open_checkpoint
 from sinkscope.checkpoints.sources import LoadOptions
@@ -63,7 +64,7 @@ def test_a_head_that_the_code_lacks_is_not_transformers_own(own: Any) -> None:
         open_checkpoint(str(folder), LoadOptions(trust_remote_code=True, head=True))
 
 
-@pytest.mark.parametrize("names", [BASE, WHOLE])
+@pytest.mark.parametrize("names", slow_but([BASE, WHOLE], WHOLE))
 def test_code_that_is_left_out_is_named(names: dict[str, str], own: Any, scan_cli: Scan) -> None:
     outcome = scan_cli(own(OWN, names))
     assert outcome.code == 0, outcome.stderr

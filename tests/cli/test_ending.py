@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tiers import slow_but
 
 PROGRAM = """
 import atexit, sys, types
@@ -38,7 +39,12 @@ def test_what_is_left_is_not_freed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("raise ValueError", 1), ("sys.exit(4)", 4), ("", 0), ("leave_to_python(); end(5)", 5)]
+    ("end", "code"),
+    slow_but(
+        [("raise ValueError", 1), ("sys.exit(4)", 4), ("", 0), ("leave_to_python(); end(5)", 5)],
+        ("raise ValueError", 1),
+        ("leave_to_python(); end(5)", 5),
+    ),
 )
 def test_any_other_process_ends_as_python_does(end: str, code: int, tmp_path: Path) -> None:
     assert said(tmp_path, end) == (code, ["called", "freed"], "whole")

@@ -35,7 +35,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     return run
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("stream", slow_but(["stdout", "stderr"], "stdout"))
 @pytest.mark.parametrize("github", slow_but(["", "true"], "true"))
 @pytest.mark.parametrize("options", [(), pytest.param(("--json",), marks=pytest.mark.slow)])
 def test_a_failed_check_fails(

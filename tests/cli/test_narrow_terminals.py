@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiers import slow_but
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
@@ -51,7 +52,7 @@ def test_the_caption_of_a_figure_is_wrapped_on_a_terminal_alone() -> None:
     ],
     ids=lambda words: words[0],
 )
-@pytest.mark.parametrize("columns", [40, 60])
+@pytest.mark.parametrize("columns", slow_but([40, 60], 40))
 def test_a_screen_fits_a_narrow_terminal(columns: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     done = CliRunner().invoke(app, words)

@@ -148,7 +148,7 @@ def test_an_unchanged_head_is_left_out_in_one_of_twenty(count: int, paired: bool
 
 
 @pytest.mark.parametrize("trials", slow_but([300, 2_500], 300))
-@pytest.mark.parametrize(("draws", "floor"), [(2, 0.87), (5, 0.94)])
+@pytest.mark.parametrize(("draws", "floor"), slow_but([(2, 0.87), (5, 0.94)], (5, 0.94)))
 def test_coverage_beside_random_draws(draws: int, floor: float, trials: int, tell: Tell) -> None:
     """Losses of 16 sequences under an arm and under random draws, which differ by `spread` from each other."""
     seed, truth = 13, 0.5

@@ -259,7 +259,7 @@ def test_other_shapes_by_summary_only() -> None:
 
 
 @pytest.mark.parametrize("layers", [2, 3])
-@pytest.mark.parametrize("margin", [{}, {"entropy": 0.5}])
+@pytest.mark.parametrize("margin", slow_but([{}, {"entropy": 0.5}], {"entropy": 0.5}))
 def test_a_screen_ends_with_its_last_line(layers: int, margin: dict[str, float]) -> None:
     result = compare(scanned(), scanned(layers=layers), metrics=["entropy"], equivalence_margin=margin)
     text = render_comparison(result)

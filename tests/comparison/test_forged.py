@@ -92,6 +92,7 @@ def test_forged_runs(name: str, run_folder: Path, monkeypatch: pytest.MonkeyPatc
     whole = file.read_text()
     tables = load_run(run_folder).tables()
     monkeypatch.setattr("sinkscope.runs.run._read_table", lambda folder, name, shape: tables[name])
+    monkeypatch.setattr("sinkscope.runs.run._check_content", lambda *_: None)  # the hash gave every summary away
 
     def read(forged: Any) -> None:
         file.write_text(json.dumps(forged))

@@ -537,6 +537,7 @@ def test_github_gets_ten_errors_and_a_table(tmp_path: Path, monkeypatch: pytest.
     text = summary.read_text()
     assert text.startswith("before\n### sinkscope check: failed")
     assert "| residual_write_ln | layer 1 head 0 |" in text
+    assert "::error " in run_check(tmp_path, "zero head").stdout, "where the runner looks for it"
 
 
 @pytest.mark.parametrize(("plant", "code"), [("", 0), ("zero head", 1)])

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from desk import scanned
+from tiers import slow_but
 
 from sinkscope.comparison.compare_runs import compare
 from sinkscope.comparison.levels import massive_rows, sink_token_rows
@@ -104,7 +105,7 @@ def test_a_run_of_an_older_sinkscope_has_no_tokens() -> None:
     assert "tokens" not in compare(a, b).as_dict()
 
 
-@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("count", slow_but([3, 5], 5))
 def test_a_sentence_names_three_tokens(count: int) -> None:
     a = run_with(*({"token": letter, "sinks": 9 - place} for place, letter in enumerate("abcde"[:count])))
     (said,) = [line for line in states(compare(a, run_with())) if line.startswith("tokens")]

@@ -138,7 +138,7 @@ def peak_of(run: Any, path: Path) -> int:
     return most
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bert"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3", "bert"], "gpt2", "gemma3"))
 def test_the_peak_of_a_pass_is_what_torch_allocates(family: str, tmp_path: Path) -> None:
     model = tiny(family)
     outline = outline_of(model, False).model

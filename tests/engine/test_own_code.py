@@ -307,7 +307,7 @@ class AroundACore(Attention):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("read", slow_but(READ, watched))
 def test_the_projection_beside_a_module_without_weights_is_found(read: Any, gated: bool) -> None:
     """Not where it reads something else than the heads."""
     expected = read(writer(lambda module, query, key, value: softmax(query, key) @ value), ids_of()).heads

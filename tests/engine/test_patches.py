@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from maps import columns
+from tiers import slow_but
 from torch import Tensor
 
 import sinkscope
@@ -50,7 +51,7 @@ def assert_maps(run: Any, model: Any, alone: list[dict[str, Tensor]]) -> None:
                 np.testing.assert_allclose(table.sort_values("head")[name], values, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("masked", slow_but([True, False], False))
 def test_patches_of_pictures_of_several_sizes_are_read(masked: bool) -> None:
     model, given = siglip(), patches()
     if not masked:

@@ -530,6 +530,7 @@ def test_the_command_tells_how_to_go_on(scan_cli: Scan, tiny_folder: Path, tmp_p
     assert scan_cli(tiny_folder, *ARGS, "--force", out=out).code == 0
 
 
+@pytest.mark.slow
 def test_interrupted_scans_go_on(
     scan_cli: Scan, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,7 +552,10 @@ def test_interrupted_scans_go_on(
     same_tables(out, unbroken)
 
 
-@pytest.mark.parametrize("step", ["sinkscope.engine.scan.build_run", "sinkscope.runs.run.Run.save"])
+@pytest.mark.parametrize(
+    "step",
+    slow_but(["sinkscope.engine.scan.build_run", "sinkscope.runs.run.Run.save"], "sinkscope.runs.run.Run.save"),
+)
 def test_ctrl_c_after_the_last_batch_says_what_is_kept(
     step: str, scan_cli: Scan, tiny_folder: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_code import READ, Attention, Writer, assert_float64, hidden, ids_of, maps_of, softmax, writer
+from own_code import READ, Attention, Writer, assert_float64, hidden, ids_of, maps_of, scanned, softmax, watched, writer
 from plain_models import HEADS, WIDTH
 from same_runs import assert_same
 from tiers import slow_but
@@ -106,7 +106,7 @@ def test_a_watch_of_training_reads_them_before_dropout() -> None:
     np.testing.assert_allclose(seen.run().heads.query("layer == 0")["bos_mass"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("read", slow_but(READ, watched))
 def test_heads_that_read_each_other_are_layers(read: Any) -> None:
     model, ids = Writer(Chain), ids_of()
     run = read(model, ids)
@@ -114,7 +114,7 @@ def test_heads_that_read_each_other_are_layers(read: Any) -> None:
     assert_float64(run, [each[:, None] for each in maps_of(model, ids)])
 
 
-@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("read", slow_but(READ, watched))
 def test_blocks_in_a_sequential_have_a_residual_stream(read: Any) -> None:
     model, ids = Writer(Heads), ids_of()
     expected = read(model, ids)
@@ -139,7 +139,7 @@ def head_by_head_by_sdpa(module: Attention, query: Tensor, key: Tensor, value: T
 
 
 @pytest.mark.parametrize("attend", slow_but([head_by_head, head_by_head_by_sdpa], head_by_head))
-@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("read", slow_but(READ, scanned))
 def test_a_call_for_each_head_is_one_layer(read: Any, attend: Any) -> None:
     model, ids = writer(attend), ids_of()
     run = read(model, ids)

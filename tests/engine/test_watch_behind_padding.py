@@ -61,7 +61,7 @@ def assert_alone(run: Any, model: Any, texts: list[Tensor], places: list[Tensor]
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=f"{row} {name}")
 
 
-@pytest.mark.parametrize("pieces", [[1] * MORE, [2, 3, 1]])
+@pytest.mark.parametrize("pieces", slow_but([[1] * MORE, [2, 3, 1]], [2, 3, 1]))
 @pytest.mark.parametrize("family", slow_but(["llama", "qwen3", "gpt2", "gpt_neox"], "llama"))
 def test_answers_behind_padding_are_read(family: str, pieces: list[int]) -> None:
     model = tiny(family)
@@ -83,6 +83,7 @@ def test_padding_on_both_sides_is_left_out() -> None:
     assert_alone(seen.run(), model, [torch.cat([ids[row, mask[row].bool()], more[row]]) for row in range(len(PROMPTS))])
 
 
+@pytest.mark.slow
 def test_a_static_cache_is_read_behind_padding() -> None:
     model = tiny("llama")
     seen = stepped(model, StaticCache(config=model.config, max_cache_len=24), [1] * MORE)

@@ -108,6 +108,7 @@ def test_weights_that_change_after_a_generation_are_not_its_own() -> None:
     assert_same(seen.run(), expected)
 
 
+@pytest.mark.slow
 def test_steps_of_a_loop_of_ones_own_are_joined() -> None:
     """A prefill in two pieces, then one token at a time, over a cache that the caller made."""
     model, given = writer("llama"), prompt()
@@ -252,6 +253,7 @@ def test_a_text_ends_by_what_its_generation_was_told(write: Callable[..., Tensor
     assert_same(seen.run(), one)
 
 
+@pytest.mark.slow
 def test_half_precision_is_joined_too() -> None:
     model, given = writer("llama").to(torch.bfloat16), prompt()
     with sinkscope.watch(model) as seen:

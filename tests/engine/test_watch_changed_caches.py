@@ -213,6 +213,7 @@ def test_sinks_and_a_window_are_read_as_the_model_saw_them() -> None:
     assert not run.summary.warnings
 
 
+@pytest.mark.slow
 def test_a_cache_that_drops_the_oldest_loses_the_first_token() -> None:
     """Without sinks it is a window of 9 tokens, though no part of the model says so."""
     model, ids = writer("llama"), text()
@@ -273,7 +274,7 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
 
 @pytest.mark.parametrize("when", ["after the prefill", "after a step"])
 @pytest.mark.parametrize("what", ["keys", "values"])
-@pytest.mark.parametrize("pressed", [False, True])
+@pytest.mark.parametrize("pressed", slow_but([False, True], True))
 @pytest.mark.parametrize(
     ("family", "dtype"), slow_but([("llama", torch.bfloat16), ("mistral", torch.float32)], ("llama", torch.bfloat16))
 )

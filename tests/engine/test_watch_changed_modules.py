@@ -8,6 +8,7 @@ import pytest
 import torch
 from plain_models import Plain, plain, tokens
 from same_runs import assert_same
+from tiers import slow_but
 
 import sinkscope
 from sinkscope import SinkscopeError
@@ -37,7 +38,7 @@ def with_a_third(model: Plain, other: Plain) -> None:
 CHANGES = [another_attention, another_projection, other_places, without_the_first, with_a_third]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", slow_but(CHANGES, another_projection, other_places, without_the_first, with_a_third))
 @pytest.mark.parametrize("way", ["sdpa", pytest.param("product", marks=pytest.mark.slow)])
 def test_a_pass_is_that_of_the_modules_that_ran_in_it(way: str, change: Callable[[Plain, Plain], None]) -> None:
     model, other, ids = plain(way), Plain(way, seed=1).eval(), tokens()

@@ -179,7 +179,7 @@ def test_a_model_that_gets_the_whole_text_in_each_step_reads_its_end() -> None:
     assert run.manifest.data == whole.manifest.data
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", slow_but([False, True], True))
 def test_beams_are_followed(by_hand: bool) -> None:
     """Between two passes the caller puts the cache of a batch in another order."""
     model, ids, order = model_of("tuple", by_hand), ids_of(3, 14), torch.tensor([2, 2, 0])
@@ -237,7 +237,7 @@ class Plain(Model):
         return logits, kept if keep else None
 
 
-@pytest.mark.parametrize("sizes", [[6, 1, 1, 4], [1] * 12])
+@pytest.mark.parametrize("sizes", slow_but([[6, 1, 1, 4], [1] * 12], [6, 1, 1, 4]))
 def test_the_steps_of_a_batch_that_is_not_wanted_are_none_of_their_own(sizes: list[int]) -> None:
     """Also where no pass before it kept its keys."""
     model, texts = Plain("tuple").eval(), [ids_of(2, 12, seed) for seed in range(4)]

@@ -64,6 +64,7 @@ def test_generation_gives_the_numbers_of_one_pass(family: str, left: int) -> Non
     assert_same(seen.run(), in_one_pass(model, written, given), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(OWN, "falcon"))
 def test_more_than_64_tokens_are_joined(family: str) -> None:
     """The column sums of the first 64 queries end in the middle of a pass, behind another one."""
@@ -85,6 +86,7 @@ def written_by_hand(model: Any, ids: Tensor) -> Any:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(OWN, "falcon"))
 def test_a_sequence_that_has_ended_is_cut(family: str) -> None:
     """`generate` goes on with padding behind a sequence's last token while others of its batch are written."""
@@ -115,7 +117,7 @@ def test_beams_go_on_with_the_sequences_that_were_chosen(family: str, left: int)
     """Every beam of the last step is a sequence; the ids say which."""
     model, given = model_of(family), prompt(left)
     with sinkscope.watch(model) as seen:
-        generate(model, given, num_beams=3)
+        generate(model, given, num_beams=3, max_new_tokens=8, min_new_tokens=8)
     assert not seen.left_out
     (heap,) = seen._heaps.values()
     (kind,) = heap.kinds.values()
@@ -220,7 +222,7 @@ def test_the_end_of_a_mask_counts_where_another_sequence_ends_by_its_last_token(
     assert_same(seen.run(), one, atol=2e-5)
 
 
-@pytest.mark.parametrize("at", [slice(21, None), slice(4)])
+@pytest.mark.parametrize("at", slow_but([slice(21, None), slice(4)], slice(21, None)))
 def test_padding_that_the_first_pass_does_not_tell_is_told(at: slice) -> None:
     """The sums have the queries there, and the attention that these give."""
     ids = torch.randint(8, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(4))

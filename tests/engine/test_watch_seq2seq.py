@@ -70,7 +70,7 @@ def texts(right: int = 0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("right", slow_but([0, 5], 5))
-@pytest.mark.parametrize("make", [fsmt, led])
+@pytest.mark.parametrize("make", slow_but([fsmt, led], fsmt))
 def test_generation_over_a_padded_encoder_is_read(make: Any, right: int) -> None:
     model, (ids, mask) = made(make), texts(right)
     given = {"input_ids": ids, "attention_mask": mask, "max_length": 10, "do_sample": False, "num_beams": 1}
@@ -113,7 +113,7 @@ def stepped(model: Any, text: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]
     return [torch.cat(layer, 2).double() for layer in zip(*maps, strict=True)]
 
 
-@pytest.mark.parametrize("make", [fsmt, led])
+@pytest.mark.parametrize("make", slow_but([fsmt, led], fsmt))
 def test_the_first_64_queries_of_a_left_padded_decoder_are_its_own(make: Any) -> None:
     """Its cross-attention reaches them in a later step than the batch has 64."""
     model, (text, _) = made(make), texts()
@@ -130,7 +130,7 @@ def test_the_first_64_queries_of_a_left_padded_decoder_are_its_own(make: Any) ->
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("text", "target"), [(70, 90), (90, 70)])
+@pytest.mark.parametrize(("text", "target"), slow_but([(70, 90), (90, 70)], (70, 90)))
 def test_each_side_has_a_length_curve_up_to_its_own_length(text: int, target: int) -> None:
     model = made(fsmt)
     draw = torch.Generator().manual_seed(1)

@@ -17,6 +17,7 @@ from by_hand import attention_by_hand, causal, hidden, no_value, setting_of
 from models import random_ids
 from reference import pairwise_cosine
 from scipy import stats
+from tiers import slow_but
 from typer.testing import CliRunner
 
 import sinkscope
@@ -54,7 +55,7 @@ def found(setting: Setting, name: str) -> np.ndarray:
     return np.stack([np.stack(list(each.cosines.values()), 1) for each in (unablated, arm)])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3"], "gemma3"))
 def test_the_cosines_under_an_arm_are_those_of_a_plain_implementation(family: str) -> None:
     model = causal(family)
     setting = setting_of(model, IDS)

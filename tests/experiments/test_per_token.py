@@ -9,6 +9,7 @@ import pytest
 import torch
 from by_hand import causal, setting_of
 from models import random_ids
+from tiers import slow_but
 from torch import Tensor
 from watched import hooks
 
@@ -71,7 +72,7 @@ def test_a_head_that_averages_loses() -> None:
     assert (losses(setting, arm) - unablated(setting)).abs().min() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3"], "gpt2"))
 def test_a_map_is_that_of_numpy(family: str) -> None:
     setting = with_text(causal(family))
     arm = mapped(setting, "map:1.1+1.3")

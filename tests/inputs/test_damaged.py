@@ -106,7 +106,7 @@ def picture(form: str, size: tuple[int, int] = (9, 7)) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("form", slow_but(["png", "jpeg", "gif", "webp", "bmp", "tiff"], "png", "jpeg"))
+@pytest.mark.parametrize("form", slow_but(["png", "jpeg", "gif", "webp", "bmp", "tiff"], "png"))
 def test_a_picture_cut_anywhere_is_read_or_named(form: str, tmp_path: Path) -> None:
     """A cut that loses no pixel (PNG's end mark) leaves a picture; every other one is named."""
     whole = picture(form)

@@ -346,7 +346,7 @@ def test_heads_of_one_length_stand_beside_each_other_and_name_themselves() -> No
     assert "Bars: standard error" in caption(run, "length")
 
 
-@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("size", slow_but(WIDTHS, "column"))
 def test_a_heat_map_names_every_head_that_has_room_and_leaves_no_gap_above(
     size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ def test_a_table_that_is_too_wide_is_told_row_by_row(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "40")
     both = fitted([("layer", "head", "mass at the first position", "mean"), ("1", "2", "0.25", "0.5")], keys=2)
     assert both == ["layer: 1, head: 2", "  mass at the first position: 0.25;", "  mean: 0.5"]
+    monkeypatch.setenv("COLUMNS", "75")
+    assert fitted([("step", "x" * 70), ("0", "1")]) == ["step: 0", f"  {'x' * 70}: 1"]
 
 
 def test_a_line_is_broken_between_words_alone() -> None:

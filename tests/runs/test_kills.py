@@ -121,7 +121,7 @@ def no_links(source: Path, target: Path) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-@pytest.mark.parametrize("lacking", ["nothing", "exchange", "links"])
+@pytest.mark.parametrize("lacking", slow_but(["nothing", "exchange", "links"], "exchange", "links"))
 def test_part_of_a_run_keeps_its_shards(
     lacking: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tiers import slow_but
 from typer.testing import CliRunner
 
 from sinkscope.cli.trigger import app
@@ -113,7 +114,12 @@ def test_the_least_scores_are_certified_and_scale_with_kappa_over_root_d(pattern
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("sizes", [{"rank": 1, "delta": 0.01}, {"groups": 2, "rank": 1, "delta": 0.02}])
+@pytest.mark.parametrize(
+    "sizes",
+    slow_but(
+        [{"rank": 1, "delta": 0.01}, {"groups": 2, "rank": 1, "delta": 0.02}], {"groups": 2, "rank": 1, "delta": 0.02}
+    ),
+)
 def test_a_small_nuisance_is_found_no_dearer_than_what_is_written_down(sizes: dict[str, Any], pattern: str) -> None:
     """Its diagonal costs thousands: the search ended at a dearer one, and without a bound."""
     checked(Relaxed(**{"groups": 1, **sizes}), pattern)
