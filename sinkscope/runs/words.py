@@ -109,8 +109,8 @@ def _massive_words(massive: MassiveActivations) -> str:
     channels += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     inputs = f"the input{'s' if len(massive.layers) > 1 else ''} of {_ranges(massive.layers)}"
     return (
-        f"Massive activations: in {inputs}, in {channels}. The largest absolute value, {massive.max_abs:.4g}, enters "
-        f"layer {massive.layer} at position {massive.position}."
+        f"Massive activations: in {inputs}, in {channels}. The largest of them, of absolute value "
+        f"{massive.max_abs:.4g}, enters layer {massive.layer} at position {massive.position}."
     )
 
 
