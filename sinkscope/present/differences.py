@@ -104,11 +104,11 @@ def _massive(row: dict[Any, Any], several: bool) -> str:
 def _massive_of(row: dict[Any, Any], run: str) -> str:
     most = significant(row[f"max_abs_{run}"])
     if not row[f"present_{run}"]:
-        return f"{run.upper()} none; the largest |x| is {most}"
+        return f"{run.upper()} none, the largest |x| is {most}"
     tokens = significant(row[f"massive_tokens_{run}"], 3)
     layer = f"{row[f'layer_{run}']:.0f}"
-    said = f"{run.upper()} up to {most} in the input of layer {layer}"
-    return f"{said}; {tokens} tokens of a sequence in the layer with most"
+    said = f"{run.upper()} up to {most} (in the input of layer {layer})"
+    return f"{said}, on average {tokens} tokens of a sequence in the layer with most"
 
 
 def _tokens(rows: pd.DataFrame, stream: str) -> str:

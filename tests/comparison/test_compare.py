@@ -393,6 +393,8 @@ head  metric      A      B      difference     q
 0.2   bos_mass  0.5  0.448  -0.052 ± 0.010  0.02
 0.1   bos_mass  0.5  0.531  +0.031 ± 0.010  0.02
 1.1   bos_mass  0.5  0.496  -0.004 ± 0.010  0.02
+±: standard error of the difference; p: of its t-test; q: p adjusted over all
+heads of a metric and dataset (Benjamini-Hochberg)
 
 gained a sink: 1.2 (0.2 to 0.45, q 0.003); 9 more crossed the threshold without
 a difference that holds

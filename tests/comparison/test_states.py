@@ -71,8 +71,8 @@ def test_massive_activations_stand_side_by_side() -> None:
     assert (row["max_abs_a"], row["layer_a"], row["massive_tokens_a"], row["present_b"]) == (5000, 1, 2.5, False)
     (said,) = [line for line in states(compare(a, b)) if line.startswith("massive")]
     assert said == (
-        "massive activations: A up to 5000 in the input of layer 1; 2.5 tokens of a sequence in the layer with most; B "
-        "none; the largest |x| is 70.5"
+        "massive activations: A up to 5000 (in the input of layer 1), on average 2.5 tokens of a sequence in the layer "
+        "with most; B none, the largest |x| is 70.5"
     )
     (none,) = [line for line in states(compare(b, b)) if line.startswith("massive")]
     assert none == "massive activations: none in A or B; the largest |x| is 70.5 and 70.5"

@@ -253,6 +253,12 @@ def charts_of(runs: list[Any]) -> list[str]:
     return re.findall(r'<svg class="chart".*?</svg>', render_report(runs), re.DOTALL)
 
 
+def test_the_letters_of_the_charts_are_explained() -> None:
+    words = Page(render_report([scanned()])).words
+    assert "alignment with the first token (x: residual stream; z: x after the norm)" in words
+    assert "bos_mass, mean over heads" in words
+
+
 def test_the_answer_and_the_maps_come_first() -> None:
     run = scanned()
     text = render_report([run, run], compare(run, run))

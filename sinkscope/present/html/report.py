@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from sinkscope.runs.saved.arms import SavedArms
 
 PROFILES = (
-    ("alignment with the first token", "cosine", False,
+    ("alignment with the first token (x: residual stream; z: x after the norm)", "cosine", False,
      (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
       ("avg_cos_residual", "cos(x_i, x_j), i, j > 0"))),
     ("norms of the residual stream", "norm", True, (("norm_first", "first token"), ("norm_other", "other tokens"))),
     ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
-    ("attention on the first token", "probability", False, (("mean_bos_mass", "mean over heads"),)),
+    ("attention on the first token", "probability", False, (("mean_bos_mass", "bos_mass, mean over heads"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter")
 PACKED, LARGE = 200_000, 2_500_000

@@ -41,7 +41,9 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
         else:
             parts.append(Text(f"\n{printable(metric)}: {no_difference(rows)}", style="bold"))
         if (result.heads["difference"].abs() > 0).any():
-            parts += [Text(), _strongest(result.heads, width)]
+            parts += [Text(), _strongest(result.heads, width), *_key(width)]
+    elif len(result.summary):
+        parts += _key(width)
     if result.same_shape:
         parts.append(_changes(result))
     said = [Text(line) for line in (*states(result), *equivalences(result))]
@@ -178,6 +180,14 @@ def _strongest(rows: pd.DataFrame, width: int) -> Table:
             for row in moved.loc[order].to_dict("records")
         ]
     return _table("heads that moved most", cells)
+
+
+def _key(width: int) -> list[RenderableType]:
+    """What the columns of the tables mean that are shown at this width."""
+    said = "±: standard error of the difference"
+    if width >= NARROW:
+        said += "; p: of its t-test; q: p adjusted over all heads of a metric and dataset (Benjamini-Hochberg)"
+    return [Text(said)] if width >= TINY else []
 
 
 def _changes(result: Comparison) -> Text:
