@@ -342,11 +342,15 @@ WELL_KNOWN = (
 
 def near_hub_names(name: str) -> str:
     """`; did you mean NAME?` where a name is near a model folder beside it, a well-known hub id, or one in the hub's
-    cache; else empty."""
+    cache; else empty. An example of that name goes first, since it needs no hub."""
+    if (example := name.rpartition("/")[2].casefold()) in EXAMPLES and ":" not in name:
+        return f"; example:{example} needs no hub (`sinkscope examples` describes it)"
     folders = [str(file.parent) for file in Path(name).parent.glob("*/config.json")]
     if said := did_you_mean(name, folders):
         return said
-    hub_names = [hub_name for hub_name in known_hub_names() if hub_name != name]
+    hub_names = known_hub_names()
+    if name in hub_names:  # spelt as it should be
+        return ""
     by_part = {hub_name.rpartition("/")[2]: hub_name for hub_name in hub_names}
     near = did_you_mean(name, [f"example:{example}" for example in EXAMPLES] if ":" in name else hub_names)
     if near or "/" in name:

@@ -29,16 +29,32 @@ def check_nothing_to_scan(run: str, spot: SpotScan) -> None:
         raise SinkscopeError(f"{options[0]} goes with a model that is scanned on the spot, and {run} is a run folder")
 
 
+def _check_is_either(name: str) -> None:
+    """Raises SinkscopeError for a folder that holds neither a run nor a model, with what is told of it as a run."""
+    folder = Path(name)
+    if not name or not folder.is_dir() or (folder / "config.json").exists() or any(folder.glob("*.gguf")):
+        return
+    from sinkscope.errors import SinkscopeError
+    from sinkscope.runs.run import load_run
+
+    try:
+        load_run(name)
+    except SinkscopeError as error:
+        raise SinkscopeError(f"{name} is not a model folder (it holds no config.json), and {error}") from None
+
+
 def open_run(name: str, spot: SpotScan, like: Request | None = None) -> Run:
     """Loads the run in a folder; any other name is a model, which is scanned for the text and columns of `like`.
 
-    Raises SinkscopeError where options say how to scan a run, which is measured already.
+    Raises SinkscopeError where options say how to scan a run, which is measured already, and for a folder that holds
+    neither a run nor a model.
     """
     if is_run(name):
         from sinkscope.runs.run import load_run
 
         check_nothing_to_scan(name, spot)
         return load_run(name)
+    _check_is_either(name)
     from sinkscope.cli.common import say
     from sinkscope.cli.early import check_early
     from sinkscope.cli.libraries import import_libraries

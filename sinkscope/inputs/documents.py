@@ -130,8 +130,9 @@ def check_spec(spec: str) -> None:
     path = Path(name)
     if path.suffix.lower() not in SUFFIXES:
         specs = (*BUILT_IN, *SYNTHETIC)
+        found = ", a folder" if path.is_dir() else ", a file with another ending" if path.exists() else ""
         raise SinkscopeError(
-            f"unknown data {spec!r}: give one of {', '.join(specs)}, a "
+            f"unknown data {spec!r}{found}: give one of {', '.join(specs)}, a "
             f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, specs)}"
         )
     if not path.is_file():

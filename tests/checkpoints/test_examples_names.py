@@ -21,6 +21,15 @@ def test_a_misspelt_example_is_told_the_near_one(name: str, said: str) -> None:
     assert near_hub_names(name).startswith(said.rstrip("?"))
 
 
+@pytest.mark.parametrize("name", ["gemma-3-270m", "google/gemma-3-270m"])
+def test_an_example_of_that_name_is_told(name: str) -> None:
+    assert near_hub_names(name) == "; example:gemma-3-270m needs no hub (`sinkscope examples` describes it)"
+
+
+def test_a_well_known_id_is_not_taken_for_a_misspelt_one() -> None:
+    assert near_hub_names("google/gemma-3-1b-pt") == ""
+
+
 def test_ids_of_the_hub_are_not_told_of_examples() -> None:
     assert "example:" not in near_hub_names("meta-lama/Llama-3.2-1B")
 

@@ -534,3 +534,20 @@ def test_a_model_where_a_run_is_needed() -> None:
 def test_folder_that_is_no_run(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(SinkscopeError, match=words):
         load_run(tmp_path / name)
+
+
+@pytest.mark.parametrize("command", [["compare", "{}", "{}"], ["baseline", "{}", "-o", "x.json"]])
+def test_a_folder_that_holds_neither_a_run_nor_a_model(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inner = tmp_path / "runs" / "gemma"
+    inner.mkdir(parents=True)
+    (inner / "manifest.json").touch()
+    told = CliRunner().invoke(app, [word.format("runs") for word in command])
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "sinkscope: error: runs is not a model folder (it holds no config.json), and runs is not a run folder: it "
+        "holds the folders gemma: name one of them\n"
+    )
+    assert not (tmp_path / "x.json").exists()

@@ -61,6 +61,7 @@ BAD_FILES: dict[str, tuple[str, str | bytes, str]] = {
     "id enormous": ("x.jsonl", json.dumps({"input_ids": [3] * 31 + [10**30]}), "token id 1000"),
     "mixed": ("x.jsonl", json.dumps({"input_ids": [3] * 40}) + "\n" + json.dumps({"text": ENOUGH}), "mixed"),
     "empty Parquet": ("x.parquet", b"", "is empty"),
+    "CSV": ("x.csv", "text\nwords\n", "x.csv', a file with another ending: give one of"),
     "binary Parquet": ("x.parquet", bytes(range(256)) * 9, "as Parquet"),
 }
 
@@ -73,6 +74,10 @@ def test_unusable_file(kind: str, tiny_folder: Path, refused: Refused, tmp_path:
     message = refused(tiny_folder, "--data", path)
     assert said in message
     assert name in message
+
+
+def test_a_folder_as_data_is_called_so(refused: Refused, tmp_path: Path) -> None:
+    assert f"unknown data '{tmp_path}', a folder: give one of" in refused(tmp_path / "no-model", "--data", tmp_path)
 
 
 def test_an_empty_file_is_refused_before_a_model_is_looked_for(refused: Refused, tmp_path: Path) -> None:
