@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import per_sequence
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import near_column, per_sequence
 from sinkscope.runs.schema.base import first_fault
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _check_metric(rule: Rule, baseline: Baseline | None, where: str) -> None:
         (heads if level == "head" else layers).update(held.mean, held.sem)
     if rule.metric not in heads | layers:
         holder = "" if baseline is None else ": the baseline does not hold it"
-        near = did_you_mean(rule.metric, heads | layers)
+        near = near_column(rule.metric, heads | layers)
         raise SinkscopeError(f"{where}: unknown metric {rule.metric!r}{holder}; `sinkscope metrics` lists them{near}")
     if rule.level == "head" and rule.metric not in heads:
         raise SinkscopeError(f"{where}: {rule.metric} is a layer metric: it has no values at level head")

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.schema.table import Column, ColumnSchema, TableSchema, error_of, number
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 PER = ("sequence", "run")
+ON_SCREENS = {"alpha_0": "sink_score", "margin": "sink_margin"}
+"""The column behind a name of the screens."""
 
 
 @cache
@@ -35,6 +37,12 @@ def columns_of(manifest: Manifest | None) -> Iterator[Column]:
     fail."""
     yield from catalogue()
     yield from own_columns({} if manifest is None else manifest.metrics)
+
+
+def near_column(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for a name that is no column: the column behind a name of the screens, else near names."""
+    column = ON_SCREENS.get(name.casefold())
+    return f"; did you mean {column}?" if column in (known := set(known)) else did_you_mean(name, known)
 
 
 def own_columns(metrics: Mapping[str, MetricFacts]) -> Iterator[Column]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, refuse_mixed
+from sinkscope.runs.catalogue import columns_of, elsewhere, find_column, near_column, refuse_mixed
 from sinkscope.runs.per_sequence import (
     THRESHOLDED,
     cells,
@@ -87,7 +87,7 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
             choices = [*runs[0].heads, *runs[0].layers]
             raise SinkscopeError(
                 f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
-                f"all{did_you_mean(name, choices)}"
+                f"all{near_column(name, choices)}"
             )
     refuse_mixed([name.removeprefix("mean_") for name in names], [run.manifest for run in runs])
     build = {"head": _rows, "layer": _rows, "model": _models}[level]

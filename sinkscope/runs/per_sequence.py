@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import catalogue
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import catalogue, near_column
 from sinkscope.runs.words import says_nothing, sequences_of_tokens
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def chosen_metrics(runs: list[Run], wanted: list[str]) -> list[str]:
             continue
         if any(name in names for names in sets):
             raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
-        raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them{did_you_mean(name, shared)}")
+        raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them{near_column(name, shared)}")
     return list(dict.fromkeys(wanted))
 
 

@@ -15,12 +15,15 @@ from small_run import make_run
 
 from sinkscope.checkpoints.examples import EXAMPLES
 from sinkscope.comparison.compare_runs import compare
+from sinkscope.errors import SinkscopeError
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.comparison import render_comparison
 from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_examples, render_metrics
 from sinkscope.present.terminal.run import render_models, render_run
 from sinkscope.present.terminal.table import as_text, table
 from sinkscope.present.text import first_token, printable
+from sinkscope.runs.paper_table import paper_table
+from sinkscope.runs.per_sequence import chosen_metrics
 from sinkscope.trigger.screen import render_study
 
 SCREEN = """\
@@ -48,10 +51,10 @@ layer.head       bos_mass  alpha_0  margin, nats  entropy, nats  honor  pattern
 0.2         0.333 ± 0.010    0.333          1.50           0.25   0.30  mixed
 0.1         0.167 ± 0.010    0.167          1.50           0.25   0.30  mixed
 0.0         0.000 ± 0.010    0.000          1.50           0.25   0.30  mixed
-bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all
-queries; margin: its log odds; entropy: mean over queries; honor: output norm /
-mean of the layer; pattern: sink where bos_mass >= 0.5; `sinkscope metrics NAME`
-has each formula
+bos_mass: mean attention of queries 1 on to the first token; alpha_0 (column
+sink_score): of all queries; margin (sink_margin): its log odds; entropy: mean
+over queries; honor: output norm / mean of the layer; pattern: sink where
+bos_mass >= 0.5; `sinkscope metrics NAME` has each formula
 
 dormant heads (honor<0.4): 0.0, 0.1, 0.2
 
@@ -217,6 +220,16 @@ def test_domains_have_a_map_each() -> None:
     text = render_run(make_run(domains=("prose", "code")), width=80)
     assert "BOS mass on prose" in text
     assert "BOS mass on code" in text
+
+
+def test_a_name_of_the_screen_leads_to_its_column() -> None:
+    """The screen says `sinkscope metrics NAME`, and calls sink_score alpha_0, sink_margin margin."""
+    for name, column in (("alpha_0", "sink_score"), ("margin", "sink_margin")):
+        assert metric_list([name]) == metric_list([column])
+        with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
+            chosen_metrics([scanned()], [name])
+        with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
+            paper_table([scanned()], None, [name])
 
 
 def test_metric_list_tells_every_column() -> None:

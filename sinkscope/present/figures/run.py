@@ -14,7 +14,7 @@ from sinkscope.present.figures import SINGLE
 from sinkscope.present.figures.canvas import NO_TITLE, drawn, inches, need_finite, plain_axis
 from sinkscope.present.paper.cells import in_words, mathematics
 from sinkscope.present.text import printable, run_id
-from sinkscope.runs.catalogue import elsewhere, find_column
+from sinkscope.runs.catalogue import elsewhere, find_column, near_column
 from sinkscope.runs.dormancy import parse_rule
 from sinkscope.runs.paper_table import describe_run
 from sinkscope.runs.per_sequence import domains, sequences_of, tells_sinks, tokens_of, unit_in
@@ -160,7 +160,7 @@ def _heatmap(canvas: Any, run: Run, chosen: str | None, axes: Axes | None = None
         place = "" if metric in rows else elsewhere(run.manifest, metric)
         raise SinkscopeError(
             f"--metric {metric!r}: not a measured number of heads.csv{place}; `sinkscope metrics` lists the "
-            f"columns{did_you_mean(metric, shown)}"
+            f"columns{near_column(metric, shown)}"
         )
     grid = rows.pivot_table(index="layer", columns="head", values=metric, dropna=False)
     grid = grid.T if _lies(grid.shape) else grid

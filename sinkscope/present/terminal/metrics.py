@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.text import wrapped
-from sinkscope.runs.catalogue import catalogue, own_columns, table_columns
+from sinkscope.runs.catalogue import ON_SCREENS, catalogue, near_column, own_columns, table_columns
 from sinkscope.runs.questions import QUESTIONS, tables_of_questions
 from sinkscope.runs.request import Request
 from sinkscope.runs.schema.base import Record, json_schema
@@ -98,17 +98,19 @@ FACTS = ("name", "table", "unit", "range", "formula", "source", "per", "measure"
 
 
 def metric_list(names: list[str], own: Mapping[str, MetricFacts] | None = None) -> list[dict[str, Any]]:
-    """The columns called `names`, or all: sinkscope's, then those of a user's `own` metrics.
+    """The columns called `names`, or all: sinkscope's, then those of a user's `own` metrics. A name may also be that of
+    a screen, such as alpha_0.
 
     Raises SinkscopeError for a name that is no column.
     """
     columns = [column for column in (*catalogue(), *own_columns(own or {})) if column.shown]
     known = {column.name for column in columns}
+    names = [name if name in known else ON_SCREENS.get(name, name) for name in names]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SinkscopeError(
             f"no column {unknown[0]!r}: `sinkscope metrics` lists them all, --run RUN also those of a run's own "
-            f"metrics{did_you_mean(unknown[0], known)}"
+            f"metrics{near_column(unknown[0], known)}"
         )
     return [{key: getattr(column, key) for key in FACTS} for column in columns if not names or column.name in names]
 

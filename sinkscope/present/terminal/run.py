@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 STRONGEST = 8
 COLUMNS = (
-    "bos_mass: mean attention of queries 1 on to the first token; alpha_0: of all queries; margin: its log odds; "
-    "entropy: mean over queries; honor: output norm / mean of the layer; pattern: sink where bos_mass >= 0.5; "
-    "`sinkscope metrics NAME` has each formula"
+    "bos_mass: mean attention of queries 1 on to the first token; alpha_0 (column sink_score): of all queries; margin "
+    "(sink_margin): its log odds; entropy: mean over queries; honor: output norm / mean of the layer; pattern: sink "
+    "where bos_mass >= 0.5; `sinkscope metrics NAME` has each formula"
 )
 """What the columns of the strongest heads mean."""
 OPEN = 0.1
