@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError, did_you_mean
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import near_column
 from sinkscope.runs.schema.stream import DormancyScores, MixedHead
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def check_rule(text: str, names: Collection[str]) -> None:
     if column not in names:
         raise SinkscopeError(
             f"--dormant-rule: {column!r} is no per-sequence column of heads.csv; `sinkscope metrics` lists "
-            f"them{did_you_mean(column, names)}"
+            f"them{near_column(column, names)}"
         )
 
 

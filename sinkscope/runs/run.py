@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
+from sinkscope.runs.catalogue import near_column
 from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
 from sinkscope.runs.per_sequence import sequences_of, tells_sinks, tokens_of
 from sinkscope.runs.questions import tables_of_questions
@@ -107,7 +108,7 @@ class Run(ShownRun):
         """
         for name in more:
             if name not in self.heads:
-                raise SinkscopeError(f"{name!r} is no column of heads{did_you_mean(name, self.heads)}")
+                raise SinkscopeError(f"{name!r} is no column of heads{near_column(name, self.heads)}")
         keys = [name for name in ("domain", "stream") if name in self.heads and self.heads[name].nunique() > 1]
         return self.heads[[*dict.fromkeys((*keys, *SHOWN_FIRST, *more))]]
 

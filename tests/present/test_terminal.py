@@ -22,6 +22,7 @@ from sinkscope.present.terminal.metrics import SYMBOLS, metric_list, render_exam
 from sinkscope.present.terminal.run import render_models, render_run
 from sinkscope.present.terminal.table import as_text, table
 from sinkscope.present.text import first_token, printable
+from sinkscope.runs.dormancy import check_rule
 from sinkscope.runs.paper_table import paper_table
 from sinkscope.runs.per_sequence import chosen_metrics
 from sinkscope.trigger.screen import render_study
@@ -230,6 +231,10 @@ def test_a_name_of_the_screen_leads_to_its_column() -> None:
             chosen_metrics([scanned()], [name])
         with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
             paper_table([scanned()], None, [name])
+        with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
+            check_rule(f"{name}>0.5", set(scanned().heads))
+        with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
+            scanned().show(name)
 
 
 def test_metric_list_tells_every_column() -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sinkscope.errors import SinkscopeError, did_you_mean
-from sinkscope.runs.catalogue import catalogue
+from sinkscope.errors import SinkscopeError
+from sinkscope.runs.catalogue import catalogue, near_column
 from sinkscope.runs.dormancy import SCORES, share_of
 from sinkscope.runs.questions import QUESTIONS
 from sinkscope.runs.saved.ablation import Heads
@@ -45,7 +45,7 @@ def read_score(text: str) -> Score:
     if side is None and column not in (names := [entry.name for entry in catalogue()]):
         raise SinkscopeError(
             f"--score {column!r}: sinkscope has no such column (`sinkscope metrics` lists them; a metric of your own "
-            f"takes an end, {column}:low or {column}:high){did_you_mean(column, names)}"
+            f"takes an end, {column}:low or {column}:high){near_column(column, names)}"
         )
     if side is None:
         raise SinkscopeError(
@@ -143,7 +143,7 @@ def _remedy(column: str, heads: pd.DataFrame) -> str:
     asked = [name for name, question in QUESTIONS.items() if tables & {table.name for table in question.tables}]
     if asked:
         return f": scan it with --measure {asked[0]}"
-    return f"; `sinkscope metrics` lists the columns{'' if column in heads else did_you_mean(column, heads.columns)}"
+    return f"; `sinkscope metrics` lists the columns{'' if column in heads else near_column(column, heads.columns)}"
 
 
 def _grouped(rows: pd.DataFrame) -> Heads:
