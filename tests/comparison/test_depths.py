@@ -85,6 +85,7 @@ def test_screen_report_and_json_say_where_they_part() -> None:
     a, b = with_mass(scanned(layers=3), [0.1, 0.3, 0.5]), with_mass(scanned(layers=5), [0.1, 0.2, 0.7, 0.4, 0.5])
     result = compare(a, b)
     screen = render_comparison(result, width=200)
+    assert "±: standard error of the difference; p: of its t-test\n\nby" in screen, "no q of heads is shown"
     assert "by relative depth (0: the first layer, 1: the last)" in screen
     assert all(said in screen for said in partings(result))
     page = render_report([a, b], result)

@@ -41,9 +41,9 @@ def render_comparison(result: Comparison, width: int = 80, color: str | None = N
         else:
             parts.append(Text(f"\n{printable(metric)}: {no_difference(rows)}", style="bold"))
         if (result.heads["difference"].abs() > 0).any():
-            parts += [Text(), _strongest(result.heads, width), *_key(width)]
+            parts += [Text(), _strongest(result.heads, width), *_key(width, with_q=True)]
     elif len(result.summary):
-        parts += _key(width)
+        parts += _key(width, with_q=False)
     if result.same_shape:
         parts.append(_changes(result))
     said = [Text(line) for line in (*states(result), *equivalences(result))]
@@ -182,11 +182,12 @@ def _strongest(rows: pd.DataFrame, width: int) -> Table:
     return _table("heads that moved most", cells)
 
 
-def _key(width: int) -> list[RenderableType]:
-    """What the columns of the tables mean that are shown at this width."""
+def _key(width: int, with_q: bool) -> list[RenderableType]:
+    """What the columns of the tables mean that are shown at this width. `with_q`: heads are shown, with their q."""
     said = "±: standard error of the difference"
     if width >= NARROW:
-        said += "; p: of its t-test; q: p adjusted over all heads of a metric and dataset (Benjamini-Hochberg)"
+        said += "; p: of its t-test"
+        said += "; q: p adjusted over all heads of a metric and dataset (Benjamini-Hochberg)" if with_q else ""
     return [Text(said)] if width >= TINY else []
 
 
