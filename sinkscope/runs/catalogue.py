@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 PER = ("sequence", "run")
-ON_SCREENS = {"alpha_0": "sink_score", "margin": "sink_margin"}
+ON_SCREENS = {"alpha_0": "sink_score", "alpha_k": "alpha", "margin": "sink_margin"}
 """The column behind a name of the screens."""
 
 

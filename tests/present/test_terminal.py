@@ -225,6 +225,7 @@ def test_domains_have_a_map_each() -> None:
 
 def test_a_name_of_the_screen_leads_to_its_column() -> None:
     """The screen says `sinkscope metrics NAME`, and calls sink_score alpha_0, sink_margin margin."""
+    assert metric_list(["alpha_k"]) == metric_list(["alpha"])
     for name, column in (("alpha_0", "sink_score"), ("margin", "sink_margin")):
         assert metric_list([name]) == metric_list([column])
         with pytest.raises(SinkscopeError, match=rf"did you mean {column}\?"):
