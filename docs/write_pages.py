@@ -1,7 +1,7 @@
 """Run `python docs/write_pages.py` after a column, a field, a kind of arm or the list of families was changed.
 
 It rewrites docs/columns.md, docs/metrics.md and docs/schemas.md, the first part of docs/models.md, the table of
-docs/commands/arms.md, and what docs/claims.md makes of docs/claims.csv.
+docs/commands/arms.md, what docs/claims.md makes of docs/claims.csv, and docs/clients.md of docs/clients.json.
 """
 
 from __future__ import annotations
@@ -116,6 +116,24 @@ float64 attention. A model that is not read must be refused with a one-line erro
 | transformers' list | types | read |
 |---|---:|---:|
 """
+CLIENTS = """\
+# Other people's programs
+
+[All pages](index.md)
+
+This page shows what [`watch`](watch.md) reads in programs that run other libraries: the line that a user types, what it
+prints first, the screen of the run, and one head's columns beside those of the library's own attention maps, computed
+in float64. The head is the one with the most attention on the first token. Every program also ran without a watch: what
+each linear layer of the model returned, call by call, was compared bit for bit. And it ran with an error in the middle,
+after which every hook and every function of torch, transformers and the library was compared with what was there
+before.
+
+The programs are in the folder examples/clients. `GEMMA=$(sinkscope examples gemma-3-270m)` and
+`MINILM=$(sinkscope examples minilm)` find the two checkpoints; the other models have random weights. `.ci/clients`
+installs the libraries and checks all of this every night. `python tests/support/client_evidence.py --write` makes the
+figures, and `python docs/write_pages.py` writes this page.
+
+"""
 FROM, TO = "docs/families.json. -->\n", "<!-- Written by hand"
 """What stands before and after the written part of docs/models.md."""
 
@@ -125,7 +143,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "columns.md": columns_page(), HERE / "metrics.md": metrics_page(), HERE / "schemas.md": schemas_page(),
         HERE / "models.md": models_page(), HERE / "commands" / "arms.md": arms_page(),
-        HERE / "claims.md": claims_page(),
+        HERE / "claims.md": claims_page(), HERE / "clients.md": clients_page(),
     }  # fmt: skip
 
 
@@ -188,6 +206,57 @@ def claims_page() -> str:
     figures = {name: (f"claims-{name}.png", words) for name, words in DRAWN.items()}
     text = in_markdown(make_page(found, claims, figures), title="")
     return f"{before}{FROM_CLAIMS}\n{text}{TO_CLAIMS}{rest.partition(TO_CLAIMS)[2]}"
+
+
+def clients_page() -> str:
+    """The page of other people's programs, as docs/clients.json says."""
+    found = json.loads((HERE / "clients.json").read_text("utf-8"))
+    lines = ["| program | heads | largest difference of bos_mass | of entropy |", "|---|---:|---:|---:|"]
+    for each in found.values():
+        name = f"[{each['name']}](#{_anchor(each['name'])})"
+        apart = " | ".join(f"{check['largest']:.1e}" for check in each["checks"])
+        lines.append(f"| {name}, {_library(each)} | {each['heads']} | {apart} |")
+    return CLIENTS + "\n".join(lines) + "\n" + "".join(_client(key, each) for key, each in found.items())
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+def _library(client: dict[str, Any]) -> str:
+    return f"{client['library']} {client['version'].partition('+')[0]}"
+
+
+def _client(key: str, client: dict[str, Any]) -> str:
+    """What a client's command prints, the screen of its run, and one head beside the library's own maps."""
+    lines = [f"| {client['head']} | sinkscope | own maps | difference |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| `{each['column']}` | {each['sinkscope']:.8f} | {each['own']:.8f} | {each['difference']:.1e} |"
+        for each in client["checks"]
+    ]
+    mark = f"  # needs {client['library']}"
+    typed = textwrap.wrap(client["command"], WIDTH - len(mark), break_on_hyphens=False)
+    command = " \\\n  ".join(typed) + mark
+    return f"\n## {client['name']}\n\n{_fence([command])}\nprints\n\n{_fence(client['printed'])}\n" + (
+        f"`sinkscope show runs/{key}` begins with\n\n{_fence(client['screen'])}\n"
+        + _wrapped(f"Own maps: {client['maps']}.")
+        + "\n\n" + "\n".join(lines) + "\n\n"
+        + _wrapped(_same(client)) + "\n"
+    )  # fmt: skip
+
+
+def _same(client: dict[str, Any]) -> str:
+    """Whether a watch changed something, in words."""
+    kept, printed = ("the same" if client[name] else "not the same" for name in ("the_same", "prints_the_same"))
+    left = ", ".join(client["left"]) or "nothing"
+    return (
+        f"Outputs of {client['calls']} calls of linear layers: {kept}, bit for bit. What the program prints: "
+        f"{printed}. Left behind by an error in call {client['calls'] // 2}: {left}."
+    )
+
+
+def _fence(lines: list[str]) -> str:
+    return "\n".join(["```", *lines, "```", ""])
 
 
 def _families(names: list[str], notes: dict[str, str]) -> str:

@@ -1,5 +1,7 @@
 """A nanoGPT in plain torch, watched while it runs: which heads attend to the first token?"""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -36,20 +38,26 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    model, text = GPT(), "the first token of a text is seen by every later one. " * 4
+def train(model: GPT, label: Callable[[str], None]) -> None:
+    """60 steps over one text; `label` is told every twentieth."""
+    text = "the first token of a text is seen by every later one. " * 4
     ids = torch.tensor([list(text.encode())])
     optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(60):
+        if step % 20 == 0:
+            label(f"step {step}")
+        logits = model(ids[:, :-1])
+        loss = nn.functional.cross_entropy(logits[0], ids[0, 1:])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = GPT()
     with sinkscope.watch(model, every=20) as seen:
-        for step in range(60):
-            if step % 20 == 0:
-                seen.label(f"step {step}")
-            logits = model(ids[:, :-1])
-            loss = nn.functional.cross_entropy(logits[0], ids[0, 1:])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+        train(model, seen.label)
     run = seen.run()
     print("bos_mass, the mean attention of a head on the first token, as the model trains:")
     print(run.heads.pivot_table("bos_mass", ["layer", "head"], "domain", sort=False).round(3).to_string())
