@@ -68,7 +68,10 @@ class Kept:
     @classmethod
     def safe(cls, tensor: Tensor) -> Kept:
         """Keeps a tensor that a model may well write into: in inference mode, a copy."""
-        return cls(tensor.clone(), 0) if tensor.is_inference() else cls.of(tensor)
+        if not tensor.is_inference():
+            return cls.of(tensor)
+        copy = tensor.clone()  # outside inference mode, torch counts copying as the first write
+        return cls(copy, times_written(copy))
 
     @property
     def unwritten(self) -> Tensor | None:

@@ -32,11 +32,15 @@ def has_float64(device: torch.device) -> bool:
 
 
 def undisturbing() -> AbstractContextManager[Any]:
-    """Computes without gradients and without autocast until the block ends."""
+    """Computes without gradients, without autocast and outside inference mode until the block ends: what is made in
+    inference mode could not be added to outside it."""
     kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
-    if not kinds:
+    inference = torch.is_inference_mode_enabled()
+    if not kinds and not inference:
         return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
     stack = ExitStack()
+    if inference:
+        stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())
     for kind in kinds:
         stack.enter_context(torch.autocast(kind, enabled=False))

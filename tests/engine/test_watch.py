@@ -361,6 +361,20 @@ def test_a_scan_inside_a_watch_is_not_watched() -> None:
     assert_same(seen.run(), inner)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("family", ["", "llama"])
+def test_passes_in_inference_mode_and_others_are_measured_together(first: bool, family: str) -> None:
+    """As where a program trains and evaluates in turn."""
+    model: Any = tiny(family) if family else plain()
+    texts = [tokens(seed=seed) for seed in (1, 2)]
+    with sinkscope.watch(model) as seen:
+        for number, ids in enumerate(texts):
+            with torch.inference_mode(first == (number == 0)):
+                model(ids)
+    assert seen.left_out == []
+    assert_same(seen.run(), sinkscope.scan(model, data=torch.cat(texts)))
+
+
 def test_other_threads_are_not_watched() -> None:
     model = plain()
     with sinkscope.watch(model) as seen:
