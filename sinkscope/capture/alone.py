@@ -19,6 +19,7 @@ class _Turn:
     what: str
     thread: Thread
     listens: bool = False
+    anywhere: bool = False
 
 
 _turns: list[_Turn] = []
@@ -26,19 +27,19 @@ _lock = RLock()
 
 
 @contextmanager
-def alone(what: str, listens: bool = False) -> Iterator[None]:
+def alone(what: str, listens: bool = False, anywhere: bool = False) -> Iterator[None]:
     """Claims the process for this thread's measurement until the block ends. The same thread may claim it again.
 
-    `listens`: it runs no model itself; see `measuring`.
+    `listens`: it runs no model itself; see `measuring`. `anywhere`: it listens to all threads, beside others that do.
 
     Raises SinkscopeError, which names the other measurement, where another thread has claimed it. It does not wait: a
     scan can take hours.
     """
-    turn = _Turn(what, current_thread(), listens)
+    turn = _Turn(what, current_thread(), listens, anywhere)
     with _lock:
         _turns[:] = [earlier for earlier in _turns if earlier.thread.is_alive()]
         first = _turns[0] if _turns else turn
-        if first.thread is not turn.thread:
+        if first.thread is not turn.thread and not (first.anywhere and anywhere):
             raise SinkscopeError(
                 f"{what} cannot start: {first.what} runs in this process, in the thread {first.thread.name!r}, and one "
                 "model is measured at a time; wait until it has ended, or use another process"

@@ -26,36 +26,42 @@ def hooked(
     with_kwargs: bool = False,
     first: bool = False,
     always: bool = False,
+    anywhere: bool = False,
 ) -> Iterator[None]:
     """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone. A
     copy of the module calls neither.
 
     Every hook is taken off at the end, also after an exception. `first`: `pre` comes before the hooks that a module has
-    already. `always`: `post` is called, with the output None, after a forward that raised too.
+    already. `always`: `post` is called, with the output None, after a forward that raised too. `anywhere`: other
+    threads call them, too.
     """
     with ExitStack() as stack:
         for module in (modules,) if isinstance(modules, nn.Module) else modules:
             if pre is not None:
-                before = module.register_forward_pre_hook(_Here(module, pre), prepend=first, with_kwargs=with_kwargs)
+                here = _Here(module, pre, anywhere)
+                before = module.register_forward_pre_hook(here, prepend=first, with_kwargs=with_kwargs)
                 stack.callback(before.remove)
             if post is not None:
                 stack.callback(
                     module.register_forward_hook(
-                        _Here(module, post), with_kwargs=with_kwargs, always_call=always
+                        _Here(module, post, anywhere), with_kwargs=with_kwargs, always_call=always
                     ).remove
                 )
         yield
 
 
 class _Here:
-    """A hook of one module, in the thread that made it. It does nothing in a module that took the hooks of this one
-    over, as torch's quantisation does. What is copied or saved of it does nothing either, and needs nothing of ours."""
+    """A hook of one module, in the thread that made it, or `anywhere`. It does nothing in a module that took the hooks
+    of this one over, as torch's quantisation does. What is copied or saved of it does nothing either, and needs nothing
+    of ours."""
 
-    def __init__(self, module: nn.Module, hook: Hook) -> None:
-        self._module, self._hook, self._thread = weakref.ref(module), hook, get_ident()
+    def __init__(self, module: nn.Module, hook: Hook, anywhere: bool) -> None:
+        self._module, self._hook = weakref.ref(module), hook
+        self._thread = None if anywhere else get_ident()
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
-        if module is not self._module() or get_ident() != self._thread or self._thread in _unheard:
+        thread = get_ident()
+        if module is not self._module() or self._thread not in (None, thread) or thread in _unheard:
             return None
         return self._hook(module, *args)
 
@@ -108,10 +114,10 @@ Making = Callable[[str, nn.Module], Callable[..., Any]]
 
 
 class Ears:
-    """Hooks before and after the forward of every module of `model`, while `on()`."""
+    """Hooks before and after the forward of every module of `model`, while `on()`. `anywhere`: in all threads."""
 
-    def __init__(self, model: nn.Module, entering: Making, leaving: Making) -> None:
-        self._model, self._entering, self._leaving = model, entering, leaving
+    def __init__(self, model: nn.Module, entering: Making, leaving: Making, anywhere: bool = False) -> None:
+        self._model, self._entering, self._leaving, self._anywhere = model, entering, leaving, anywhere
         self._modules: dict[str, nn.Module] = {}
         self._hooks: dict[str, ExitStack] = {}
         self._without: frozenset[str] = frozenset()
@@ -158,8 +164,9 @@ class Ears:
     def _put(self, name: str) -> None:
         module = self._modules[name]
         stack = self._hooks[name] = ExitStack()
-        stack.enter_context(hooked(module, self._entering(name, module), with_kwargs=True, first=True))
-        stack.enter_context(hooked(module, post=self._leaving(name, module), always=True))
+        before, after = self._entering(name, module), self._leaving(name, module)
+        stack.enter_context(hooked(module, before, with_kwargs=True, first=True, anywhere=self._anywhere))
+        stack.enter_context(hooked(module, post=after, always=True, anywhere=self._anywhere))
 
 
 @contextmanager

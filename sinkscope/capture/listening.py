@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock, RLock, get_ident
@@ -63,14 +63,20 @@ class Listener:
     raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `keywords` gets the unknown
     keywords. One thread is heard at a time: the one that listens, and that of a continuous batch while it runs a pass.
     `lock` is held for such a pass. `missed` gets the caches of the passes that were not heard since another thread's
-    was; None for a pass without a cache.
+    was; None for a pass without a cache. `along` makes what else listens in each thread that is heard.
+
+    `anywhere`: passes of all threads are heard. They take turns: one begins when the one before it is measured.
     """
 
     def __init__(
         self, model: nn.Module, begins: Callable[[Pass], bool], ended: Callable[[Pass, bool], None],
-        unheard: Callable[[str], None],
+        unheard: Callable[[str], None], along: Sequence[Callable[[], AbstractContextManager[None]]] = (),
+        anywhere: bool = False,
     ) -> None:  # fmt: skip
         self.model, self._begins, self._ended, self._tell = model, begins, ended, unheard
+        self._along, self._anywhere = along, anywhere
+        self._joined: set[int] = set()
+        self._holds = False
         self.missed: list[weakref.ref[Any] | None] = []
         self._frames: list[_Frame] = []
         self._calls = CallHearing(model, self._keep_given)
@@ -110,24 +116,57 @@ class Listener:
         with ExitStack() as stack:
             stack.callback(self._end_all)
             stack.enter_context(uncompiled(self.model))
-            stack.enter_context(overheard(self._wrapped))
             stack.enter_context(continuous_batches(self._batch))
             self._stack, self._home = stack, get_ident()
             self._thread = self._home
+            self._join(stack)
             self._hook()
             yield
 
+    def _join(self, stack: ExitStack) -> None:
+        """Listens in this thread, once, to what is done beside the modules."""
+        if get_ident() not in self._joined:
+            self._joined.add(get_ident())
+            stack.enter_context(overheard(self._wrapped))
+            for listening in self._along:
+                stack.enter_context(listening())
+
     def _hook(self) -> None:
         """Puts hooks on for this thread, once."""
-        if get_ident() not in self._ears and self._stack is not None and not self._rests:
-            ears = self._ears[get_ident()] = Ears(self.model, self._entering, self._leaving)
+        if self._ear not in self._ears and self._stack is not None and not self._rests:
+            ears = self._ears[self._ear] = Ears(self.model, self._entering, self._leaving, self._anywhere)
             self._stack.enter_context(ears.on())
+
+    @property
+    def _ear(self) -> int:
+        """The thread whose hooks are called in this one."""
+        return self._home if self._anywhere else get_ident()
 
     def _end_all(self) -> None:
         self._stack, self._requests, self._shares, self._rests = None, Requests(), None, False
         self._ears.clear()
-        self._unheard.clear()
+        self._joined.clear()
         self._reset()
+        self._thread = 0  # a pass that waits for its turn is not heard
+        self._unheard.clear()
+
+    def _take_turn(self, name: str) -> None:
+        """Waits until no pass of another thread is heard, and hears this one from here on, if anyone still listens."""
+        if self._thread == get_ident() and self._frames:
+            if name or self._frames[0].path:
+                return
+            self._reset()
+        self.lock.acquire()
+        if self._stack is None:
+            self.lock.release()
+            return
+        self._holds, self._thread = True, get_ident()
+        self._join(self._stack)
+
+    def _give_turn(self) -> None:
+        if self._holds:
+            self._holds = False
+            self.lock.release()
 
     @contextmanager
     def _batch(self, batches: Any, model: nn.Module) -> Iterator[None]:
@@ -136,8 +175,8 @@ class Listener:
             stack.enter_context(self.lock)
             if self._turn_to(batches, model):
                 stack.callback(self._turn_back)
-                if self._thread != self._home:
-                    stack.enter_context(overheard(self._wrapped))
+                assert self._stack is not None
+                self._join(self._stack)
                 self._hook()
             else:
                 stack.close()
@@ -169,6 +208,7 @@ class Listener:
         self._frames.clear()
         self._inputs = (), {}
         self._calls.end()
+        self._give_turn()
 
     # modules
 
@@ -176,6 +216,8 @@ class Listener:
         function, last = is_function(name, module), channels_last(module)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._anywhere:
+                self._take_turn(name)
             with self._gate:
                 if self._elsewhere(1, name):
                     if get_ident() == self._home and self._unheard[self._home] == 1 and not measuring():
@@ -225,7 +267,10 @@ class Listener:
                         )
                     )
             if not self._frames:
-                self._end(output)
+                try:
+                    self._end(output)
+                finally:
+                    self._give_turn()
 
         return leave
 
@@ -270,10 +315,11 @@ class Listener:
         except ValueError as error:
             now.refused = str(error)
         self._error = sys.exc_info()[1]
-        if not later and self._ears[self._thread].renewed():
+        ears = self._ears[self._ear]
+        if not later and ears.renewed():
             self._calls.learn_names()
         now.changes = self._calls.changes
-        self._ears[self._thread].without(now.idle or frozenset())
+        ears.without(now.idle or frozenset())
         self._calls.begin(now)
 
     def _end(self, output: Any) -> None:

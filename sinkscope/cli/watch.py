@@ -61,6 +61,14 @@ def watch(
             rich_help_panel=FIRST,
         ),
     ] = None,
+    threads: Annotated[
+        bool,
+        typer.Option(
+            "--threads",
+            help="Also watch threads that the program starts. One pass at a time then runs.",
+            rich_help_panel=FIRST,
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
@@ -79,7 +87,7 @@ def watch(
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
-    everywhere = Everywhere(every, limit, until, _tokenizer(tokenizer))
+    everywhere = Everywhere(every, limit, until, _tokenizer(tokenizer), threads)
     leave_to_python()
     code, process, home = 0, os.getpid(), Path.cwd()
     with as_python_does(), left_to_program():
@@ -176,8 +184,8 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
     if not everywhere.measured:
         ran = dict.fromkeys(watched.name for watched in everywhere.watches)
         told.append(
-            f"no attention was read of what ran in the main thread of this program ({', '.join(ran) or 'no model'}): "
-            "nothing was written"
+            f"no attention was read of what ran in {everywhere.where} of this program "
+            f"({', '.join(ran) or 'no model'}): nothing was written"
         )
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")

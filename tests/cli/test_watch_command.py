@@ -287,6 +287,21 @@ def test_tokens_are_shown_by_a_tokenizer_s_texts(tiny_folder: Path, tokenizer: A
     assert (first.id, first.text) == (3, tokenizer.convert_ids_to_tokens(3))
 
 
+@pytest.mark.slow
+def test_threads_are_watched_where_that_is_asked_for(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from threading import Thread\nfrom plain_models import plain, tokens\n"
+        "thread = Thread(target=lambda: plain()(tokens()))\nthread.start()\nthread.join()\n"
+    )
+    done = watched("--out", tmp_path / "run", "--", program)
+    assert "what ran in the main thread (--threads watches all) of this program" in done.stderr
+    assert not (tmp_path / "run").exists()
+    done = watched("--threads", "--out", tmp_path / "run", "--", program)
+    assert done.returncode == 0, done.stderr
+    assert sinkscope.load_run(tmp_path / "run").summary.sequences == 2
+
+
 OTHER = """
 import os
 import sys

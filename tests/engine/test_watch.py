@@ -381,7 +381,7 @@ def test_other_threads_are_not_watched() -> None:
         thread = threading.Thread(target=lambda: model(tokens()))
         thread.start()
         thread.join()
-    with pytest.raises(SinkscopeError, match="other threads are not watched"):
+    with pytest.raises(SinkscopeError, match="threads=True watches all threads"):
         seen.run()
 
 

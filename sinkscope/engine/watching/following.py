@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from sinkscope.capture.batches import passes_of
 from sinkscope.capture.heard import Pass, Share, not_followed
 from sinkscope.capture.joined import Joined
+from sinkscope.capture.listeners import cache_changes, text_ends
 from sinkscope.capture.listening import Listener
 from sinkscope.capture.own_cache import OwnCache, may_keep_keys, reads_earlier_keys
 from sinkscope.capture.precision import undisturbing
@@ -41,7 +43,7 @@ class Follower:
 
     `begin(first)` is told of the first pass of sequences over a cache, which are measured only when they have ended.
     `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`,
-    `until`: as in `watch`. `label`: that of the sequences that begin now.
+    `until`: as in `watch`. `label`: that of the sequences that begin now. `anywhere`: in all threads.
 
     Attributes:
         begun: batches of sequences so far. measured: sequences measured, and those that are open.
@@ -51,9 +53,10 @@ class Follower:
 
     def __init__(
         self, model: nn.Module, begin: Callable[[Pass], None], measure: Callable[[Joined, str], int], every: int,
-        limit: int | None, until: int | None, label: str,
+        limit: int | None, until: int | None, label: str, anywhere: bool = False,
     ) -> None:  # fmt: skip
-        self.listener = Listener(model, self._wants, self._ended, self._leave_out)
+        along = partial(cache_changes, self._changed), partial(text_ends, self._ends_by)
+        self.listener = Listener(model, self._wants, self._ended, self._leave_out, along, anywhere)
         self._model, self._first, self._measure = model, begin, measure
         self._every, self._limit, self._until = every, limit, until
         self.reset(label)
@@ -63,7 +66,7 @@ class Follower:
         self.label = label
         self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
         self._current: Joined | None = None
-        self._latest: weakref.ref[Joined] | None = None
+        self._latest: dict[int, weakref.ref[Joined]] = {}
         self._own: OwnCache | None = None
         self._kept_nothing = 0
         self.begun = self.measured = 0
@@ -245,7 +248,7 @@ class Follower:
                     self._first(now)
                 joined = Joined(self._model) if joined is None else joined
                 joined.add(now)
-                self._latest = weakref.ref(joined)
+                self._latest[get_ident()] = weakref.ref(joined)
                 if now.cache is None:
                     self._measure_now(joined, self.label)
                 elif fresh:
@@ -257,7 +260,8 @@ class Follower:
         now.cache = now.keeps = now.resumes = None  # its end is the sequence's: nothing here keeps it alive
         self.seconds += time.perf_counter() - began
 
-    def changed(self, cache: Any, what: Tensor | int) -> None:
+    def _changed(self, cache: Any, what: Tensor | int) -> None:
+        """Told of what is done to a cache between two passes."""
         reference, joined, _ = self._open.get(id(cache), (None, None, ""))
         if joined is None or reference is None or reference() is not cache:
             return
@@ -271,9 +275,10 @@ class Follower:
             self._leave_out(in_one_line(error))
             self._give_up(id(cache))
 
-    def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
+    def _ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
         """Told of the token ids [B, T] that `generate` has, the tokens that end a text, and which texts are over."""
-        joined = None if self._latest is None else self._latest()
+        latest = self._latest.get(get_ident())
+        joined = None if latest is None else latest()
         if joined is not None:
             with suppress(Exception), undisturbing():  # whatever it is, the generation is somebody else's and goes on
                 joined.ends_by(ids, tokens, over)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from threading import get_ident
+from threading import RLock, get_ident
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +26,7 @@ from sinkscope.errors import SinkscopeError, first_line
 
 
 class Everywhere:
-    """Watches every model that this thread runs, from its first pass on.
+    """Watches every model that this thread runs, or with `threads` any thread, from its first pass on.
 
     A model is a module that no other module calls, and that has modules inside it; with its head, where `with_head`
     finds one. `every`, `limit`, `until`, `tokenizer`: as in `watch`, for each model. `refused`: the models that could
@@ -34,14 +34,17 @@ class Everywhere:
     """
 
     def __init__(
-        self, every: int = 1, limit: int | None = None, until: int | None = None, tokenizer: Any = None
-    ) -> None:
-        self._settings: dict[str, Any] = {"every": every, "limit": limit, "until": until, "tokenizer": tokenizer}
+        self, every: int = 1, limit: int | None = None, until: int | None = None, tokenizer: Any = None,
+        threads: bool = False,
+    ) -> None:  # fmt: skip
+        self._settings: dict[str, Any] = {
+            "every": every, "limit": limit, "until": until, "tokenizer": tokenizer, "threads": threads,
+        }  # fmt: skip
         self.watches: list[Watch] = []
         self.refused: dict[str, str] = {}
         self._known: set[nn.Module] = set()
-        self._running: list[nn.Module] = []
-        self._thread = get_ident()
+        self._running: dict[int, list[nn.Module]] = {}
+        self._thread, self._threads, self._lock = get_ident(), threads, RLock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -49,15 +52,18 @@ class Everywhere:
         plain, everywhere = nn.Module.__call__, self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() != everywhere._thread:
+            thread = get_ident()
+            if thread != everywhere._thread and not everywhere._threads:
                 return plain(module, *args, **kwargs)
             if module not in everywhere._known and not measuring() and not without_numbers():
-                everywhere._meet(module)  # a trace would hold hooks that come in between
-            everywhere._running.append(module)
+                with everywhere._lock:
+                    everywhere._meet(module)  # a trace would hold hooks that come in between
+            running = everywhere._running.setdefault(thread, [])
+            running.append(module)
             try:
                 return plain(module, *args, **kwargs)
             finally:
-                everywhere._running.pop()
+                running.pop()
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
@@ -68,6 +74,11 @@ class Everywhere:
                 watch.__exit__(None, None, None)
 
     @property
+    def where(self) -> str:
+        """The threads that are watched, in words."""
+        return "any thread" if self._threads else "the main thread (--threads watches all)"
+
+    @property
     def measured(self) -> list[Watch]:
         """The watches of models that attended, in the order of their first passes."""
         return [watch for watch in self.watches if watch.sequences]
@@ -76,7 +87,8 @@ class Everywhere:
         """Watches a module that is called for the first time, unless it is a layer on its own, such as a loss."""
         models = [(watch.model, set(watch.model.modules())) for watch in self.watches]
         layers = {each for each in module.modules() if not any(True for _ in each.children())}
-        if any(model in self._running and layers <= parts for model, parts in models):
+        running = self._running.get(get_ident(), [])
+        if any(model in running and layers <= parts for model, parts in models):
             return  # a watched model runs its own layers within another frame, as TransformerLens does
         self._known.add(module)
         if layers == {module} and not isinstance(module, nn.MultiheadAttention):

@@ -13,7 +13,6 @@ from torch import nn
 
 from sinkscope.capture.alone import alone
 from sinkscope.capture.joined import Joined
-from sinkscope.capture.listeners import cache_changes, text_ends
 from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
@@ -45,7 +44,7 @@ class Watch:
         self, model: Any, *, tokenizer: Any = None, name: str | None = None, every: int = 1, limit: int | None = None,
         until: int | None = None, epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE,
         lengths: Sequence[int] | None = None, spectra: int | None = None,
-        metrics: Sequence[Callable[..., Any] | str | Path] = (),
+        metrics: Sequence[Callable[..., Any] | str | Path] = (), threads: bool = False,
     ) -> None:  # fmt: skip
         for value, what, least in ((every, "every", 1), (limit, "limit", 1), (until, "until", 2)):
             if value is not None and (not isinstance(value, int) or value < least):
@@ -63,8 +62,9 @@ class Watch:
         self._heaps: dict[str, Heap] = {}
         self._started = time.perf_counter()
         self._follower = Follower(
-            self._checkpoint.model, self._measurer.begin, self._measure, every, limit, until, LABEL
+            self._checkpoint.model, self._measurer.begin, self._measure, every, limit, until, LABEL, threads
         )
+        self._threads = threads
         self._listener = self._follower.listener
         self._stack: ExitStack | None = None
 
@@ -72,10 +72,8 @@ class Watch:
         if self._stack is not None:
             raise SinkscopeError("this watch is active already: end its `with` block before you enter it again")
         with ExitStack() as stack:
-            stack.enter_context(alone(f"a watch of {self._checkpoint.name}", listens=True))
+            stack.enter_context(alone(f"a watch of {self._checkpoint.name}", listens=True, anywhere=self._threads))
             stack.enter_context(self._listener.listening())
-            stack.enter_context(cache_changes(self._follower.changed))
-            stack.enter_context(text_ends(self._follower.ends_by))
             self._stack = stack.pop_all()
         return self
 
@@ -171,9 +169,8 @@ class Watch:
                 f"no attention of {self._checkpoint.name} was read: it has none, computes it in a way that is not read "
                 "(docs/watch.md names those that are), or attends over one position at a time"
             )
-        return (
-            f"{self._checkpoint.name} was not run in the `with` block, by the thread that entered it: passes in other "
-            "threads are not watched"
+        return f"{self._checkpoint.name} was not run in the `with` block" + (
+            "" if self._threads else ", by the thread that entered it: threads=True watches all threads"
         )
 
 
@@ -181,7 +178,7 @@ def watch(
     model: Any, *, tokenizer: Any = None, name: str | None = None, every: int = 1, limit: int | None = None,
     until: int | None = None, epsilon: float = EPSILON, dormant_rule: str = DORMANT_RULE,
     lengths: Sequence[int] | None = None, spectra: int | None = None,
-    metrics: Sequence[Callable[..., Any] | str | Path] = (),
+    metrics: Sequence[Callable[..., Any] | str | Path] = (), threads: bool = False,
 ) -> Watch:  # fmt: skip
     """Measures the attention of any model while your own code runs it.
 
@@ -200,6 +197,7 @@ def watch(
         until: ends a sequence over a cache once it has as many positions, padding counted; its first pass is measured
             whole. What is kept of a sequence until it ends is then no more than of so many positions, or of that pass.
         epsilon, dormant_rule, lengths, spectra, metrics: as in `sinkscope.scan`.
+        threads: also measures passes in other threads than the one that enters the block. Passes then take turns.
 
     Returns:
         A Watch: enter it with `with`. `run()` gives the Run, `label(name)` begins a domain, `reset()` forgets.
@@ -210,5 +208,5 @@ def watch(
     """
     return Watch(
         model, tokenizer=tokenizer, name=name, every=every, limit=limit, until=until, epsilon=epsilon,
-        dormant_rule=dormant_rule, lengths=lengths, spectra=spectra, metrics=metrics,
+        dormant_rule=dormant_rule, lengths=lengths, spectra=spectra, metrics=metrics, threads=threads,
     )  # fmt: skip
