@@ -182,11 +182,10 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
             of = f"{count} sequence{'s' * (count != 1)} of {run.manifest.model.shown}"
             say(f"measured {of}; see: sinkscope show {folder}")
     if not everywhere.measured:
-        ran = dict.fromkeys(watched.name for watched in everywhere.watches)
-        told.append(
-            f"no attention was read of what ran in {everywhere.where} of this program "
-            f"({', '.join(ran) or 'no model'}): nothing was written"
-        )
+        ran = ", ".join(dict.fromkeys(watched.name for watched in everywhere.watches)) or "no model"
+        where = "" if everywhere.threads else " in the main thread"
+        more = "" if everywhere.threads else "; --threads watches all threads"
+        told.append(f"no attention was read of what this program ran{where} ({ran}{more}): nothing was written")
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")
 

@@ -129,7 +129,7 @@ def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Pat
     done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
     assert done.stdout.startswith("usage: ")
     assert done.returncode == 0
-    assert "no attention was read of what ran in the main thread of this program (no model)" in done.stderr
+    assert "no attention was read of what this program ran in the main thread (no model; --threads" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -295,7 +295,7 @@ def test_threads_are_watched_where_that_is_asked_for(tmp_path: Path) -> None:
         "thread = Thread(target=lambda: plain()(tokens()))\nthread.start()\nthread.join()\n"
     )
     done = watched("--out", tmp_path / "run", "--", program)
-    assert "what ran in the main thread (--threads watches all) of this program" in done.stderr
+    assert "what this program ran in the main thread (no model; --threads watches all threads): nothing" in done.stderr
     assert not (tmp_path / "run").exists()
     done = watched("--threads", "--out", tmp_path / "run", "--", program)
     assert done.returncode == 0, done.stderr

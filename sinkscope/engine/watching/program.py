@@ -44,7 +44,7 @@ class Everywhere:
         self.refused: dict[str, str] = {}
         self._known: set[nn.Module] = set()
         self._running: dict[int, list[nn.Module]] = {}
-        self._thread, self._threads, self._lock = get_ident(), threads, RLock()
+        self._thread, self.threads, self._lock = get_ident(), threads, RLock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class Everywhere:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             thread = get_ident()
-            if thread != everywhere._thread and not everywhere._threads:
+            if thread != everywhere._thread and not everywhere.threads:
                 return plain(module, *args, **kwargs)
             if module not in everywhere._known and not measuring() and not without_numbers():
                 with everywhere._lock:
@@ -72,11 +72,6 @@ class Everywhere:
             nn.Module.__call__ = plain  # type: ignore[method-assign]
             for watch in reversed(self.watches):
                 watch.__exit__(None, None, None)
-
-    @property
-    def where(self) -> str:
-        """The threads that are watched, in words."""
-        return "any thread" if self._threads else "the main thread (--threads watches all)"
 
     @property
     def measured(self) -> list[Watch]:
