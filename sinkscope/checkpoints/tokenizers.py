@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sinkscope.checkpoints.checkpoint import Checkpoint
 
 
+OWN_CODE = "it carries its own Python code"
+
+
 def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | None]:
     """Returns (tokenizer, None) or (None, reason): token files can be scanned without a tokenizer."""
     from transformers import AutoTokenizer
@@ -33,7 +36,7 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
         tokenizer = AutoTokenizer.from_pretrained(source.location, **extra)
     except Exception as error:  # absent, damaged, of an unknown class, missing package: the caller says which
         if asks_for_own_code(error):
-            return None, "it carries its own Python code: pass --trust-remote-code if you trust it"
+            return None, f"{OWN_CODE}: pass --trust-remote-code if you trust it"
         return None, _found_in_files(source) or first_line(error)
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         # Some families load an empty tokenizer where its files are missing, and all text would become [UNK].
@@ -48,9 +51,11 @@ def named_tokenizer(name: str) -> Any:
     if name.startswith("example:"):
         path = example_folder(name.removeprefix("example:"))
     tokenizer, problem = load_tokenizer(Source(name, str(path) if path.exists() else name), False)
-    if tokenizer is None:
-        raise SinkscopeError(f"{name} gives no tokenizer: {problem}")
-    return tokenizer
+    if tokenizer is not None:
+        return tokenizer
+    if problem is not None and problem.startswith(OWN_CODE):
+        problem = f"{OWN_CODE}, which is not run here"
+    raise SinkscopeError(f"{name} gives no tokenizer: {problem}")
 
 
 FILES = ("tokenizer*.json", "vocab*.json", "special_tokens_map.json", "added_tokens.json")

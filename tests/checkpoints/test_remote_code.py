@@ -16,6 +16,9 @@ from maps import columns
 from modeling_planted import PlantedConfig, PlantedModel
 from models import random_ids
 
+from sinkscope.checkpoints.tokenizers import named_tokenizer
+from sinkscope.errors import SinkscopeError
+
 SEQUENCES, LENGTH = 3, 40
 
 
@@ -65,6 +68,20 @@ def test_without_leave_no_code_runs(planted: tuple[Path, PlantedModel]) -> None:
     ]
     assert not (folder.parent / "ran").exists()
     assert not (folder.parent / "run").exists()
+
+
+def test_a_tokenizer_that_is_named_alone_runs_no_code(tmp_path: Path) -> None:
+    """`watch --tokenizer` has no option that would allow it."""
+    names = {"AutoTokenizer": ["tokenization_planted.Planted", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "planted"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Planted", "auto_map": names}))
+    code = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    (tmp_path / "tokenization_planted.py").write_text(code)
+    with pytest.raises(SinkscopeError) as refused:
+        named_tokenizer(str(tmp_path))
+    why = "it carries its own Python code, which is not run here"
+    assert str(refused.value) == f"{tmp_path} gives no tokenizer: {why}"
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow
