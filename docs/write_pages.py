@@ -125,8 +125,8 @@ This page shows what [`watch`](watch.md) reads in programs that run other librar
 prints first, the screen of the run, and one head's columns beside those of the library's own attention maps, computed
 in float64. The head is the one with the most attention on the first token. Every program also ran without a watch: what
 each linear layer of the model returned, call by call, was compared bit for bit. And it ran with an error in the middle,
-after which every hook and every function of torch, transformers and the library was compared with what was there
-before.
+after which what could have been left behind was compared with what was there before: every hook, and the functions of
+torch, torch.nn, Tensor, transformers and the library.
 
 The programs are in the folder examples/clients. `GEMMA=$(sinkscope examples gemma-3-270m)` and
 `MINILM=$(sinkscope examples minilm)` find the two checkpoints; the other models have random weights. `.ci/clients`
@@ -247,11 +247,12 @@ def _client(key: str, client: dict[str, Any]) -> str:
 
 def _same(client: dict[str, Any]) -> str:
     """Whether a watch changed something, in words."""
-    kept, printed = ("the same" if client[name] else "not the same" for name in ("the_same", "prints_the_same"))
-    left = ", ".join(client["left"]) or "nothing"
+    words = {True: "the same", False: "not the same"}
+    printed = words.get(client["prints_the_same"])  # null where the program calls `watch` itself
     return (
-        f"Outputs of {client['calls']} calls of linear layers: {kept}, bit for bit. What the program prints: "
-        f"{printed}. Left behind by an error in call {client['calls'] // 2}: {left}."
+        f"Outputs of {client['calls']} calls of linear layers: {words[client['the_same']]}, bit for bit. "
+        + (f"What the program prints: {printed}. " if printed else "")
+        + f"Left behind by an error in call {client['calls'] // 2}: {', '.join(client['left']) or 'nothing'}."
     )
 
 

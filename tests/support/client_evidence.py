@@ -69,7 +69,8 @@ class Evidence:
         calls: calls of the model's linear layers.
         the_same: whether all their outputs, and what the program returns, are the same bit for bit with and without a
             watch.
-        prints_the_same: whether the command prints what the program prints without it.
+        prints_the_same: whether the command prints what the program prints without it; None where the program calls
+            `watch` itself, and there is no such command.
         left: what is left after an error in the middle of these calls, and would not be without a watch.
     """
 
@@ -85,7 +86,7 @@ class Evidence:
     checks: list[Check]
     calls: int
     the_same: bool
-    prints_the_same: bool
+    prints_the_same: bool | None
     left: list[str]
 
 
@@ -115,15 +116,17 @@ def evidence(key: str) -> Evidence:
 # As a user types it
 
 
-def _typed(client: Client, line: str, places: dict[str, str]) -> tuple[list[str], bool]:
+def _typed(client: Client, line: str, places: dict[str, str]) -> tuple[list[str], bool | None]:
     """The first lines that a command prints, and whether the program prints the same by itself."""
     watched = _shell(line, places)
-    alone = watched if client.watches else _shell(f"python {client.program}", places)
     said = [each for each in watched.stderr.splitlines() if each.startswith("sinkscope: ")]
     printed = [each.rstrip() for each in watched.stdout.splitlines() if each.strip()][:FIRST_LINES]
     for name, folder in places.items():
         printed = [each.replace(folder, f"${name}") for each in printed]
     shown = [each if len(each) <= WIDTH else f"{each[:WIDTH]} ..." for each in printed + said]
+    if client.watches:
+        return shown, None
+    alone = _shell(f"python {client.program}", places)
     return shown, TIMES.sub("", watched.stdout) == TIMES.sub("", alone.stdout)
 
 
@@ -254,6 +257,8 @@ def _check(name: str, measured: np.ndarray, own: np.ndarray, head: int) -> Check
 
 # Printed
 
+WORDS = {True: "the same", False: "NOT THE SAME", None: "not compared"}
+
 
 def text(key: str, found: Evidence) -> str:
     """The evidence for a reader."""
@@ -264,8 +269,8 @@ def text(key: str, found: Evidence) -> str:
             f"{each.column:<9} sinkscope {each.sinkscope:.8f}  own {each.own:.8f}  difference {each.difference:.1e}, "
             f"at most {each.largest:.1e} in {found.heads} heads"
         )
-    same, prints = ("the same" if each else "NOT THE SAME" for each in (found.the_same, found.prints_the_same))
-    lines += [f"outputs of {found.calls} calls of linear layers: {same} bit for bit; printed: {prints}"]
+    same, prints = (WORDS[each] for each in (found.the_same, found.prints_the_same))
+    lines += [f"outputs of {found.calls} calls of linear layers: {same}, bit for bit; what is printed: {prints}"]
     return "\n".join([*lines, f"left by an error in call {found.calls // 2}: {', '.join(found.left) or 'nothing'}", ""])
 
 
