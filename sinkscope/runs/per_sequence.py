@@ -245,11 +245,11 @@ def _averaged(rows: pd.DataFrame, level: str, names: list[str]) -> Cells:
     keys = PLACE[level]
     if level != "head":
         rows = rows.groupby(["sequence", *keys], sort=False)[names].mean().reset_index()
-    rows = rows.sort_values("sequence", kind="stable")
-    count = rows["sequence"].nunique()
+    sequences = rows["sequence"].to_numpy()
+    order, count = np.argsort(sequences, kind="stable"), len(np.unique(sequences))
     if count == 0 or len(rows) % count:
         raise SinkscopeError("sequences.parquet is damaged: its sequences do not hold the same heads")
     size = len(rows) // count
-    places = rows[keys].iloc[:size].reset_index(drop=True)
-    values = rows[names].to_numpy(dtype=float).reshape(count, size, len(names))
-    return Cells(places.astype({key: int for key in keys if key != "stream"}), values, names)
+    first = {key: rows[key].array[order[:size]] for key in keys}
+    places = pd.DataFrame({key: at if key == "stream" else np.asarray(at, int) for key, at in first.items()})
+    return Cells(places, rows[names].to_numpy(dtype=float)[order].reshape(count, size, len(names)), names)
