@@ -151,13 +151,16 @@ def test_spectra_that_the_device_solves_are_the_threads(monkeypatch: pytest.Monk
         torch.testing.assert_close(begun.tensor(), right, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-def test_spectra_wait_until_each_thread_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectra_wait_until_each_thread_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four for each thread; one where they are large; and fewer where they take up too much memory."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    waiting = [SpectrumEntropy.of(torch.ones(1, 4, 4)) for _ in range(3)]
-    assert not full(waiting)
-    assert full([*waiting, SpectrumEntropy.of(torch.ones(1, 4, 4))])
-    monkeypatch.setattr("sinkscope.metrics.spectra.WAITING_BYTES", 3 * 16 * 8)
-    assert full(waiting)
+    waiting = [SpectrumEntropy.of(torch.ones(1, 4, 4)) for _ in range(16)]
+    assert [count for count in range(1, 17) if full(waiting[:count])] == [16]
+    matrix = 16 * 8
+    monkeypatch.setattr("sinkscope.metrics.spectra.ROUNDS_BYTES", 2 * matrix)
+    assert [count for count in range(1, 17) if full(waiting[:count])] == [*range(4, 17)]
+    monkeypatch.setattr("sinkscope.metrics.spectra.WAITING_BYTES", 3 * matrix)
+    assert [count for count in range(1, 17) if full(waiting[:count])] == [*range(3, 17)]
 
 
 def test_spectra_cost_no_more_than_a_few_large_ones() -> None:
