@@ -71,10 +71,10 @@ def corpus_texts(name: str) -> list[str]:
     return [entry.read_text("utf-8") for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)]
 
 
-def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the built-in prose; like Llama's, it puts BOS first by itself."""
+@functools.cache
+def trained_tokenizer(bos: str) -> str:
+    """A tokenizer as JSON: training it takes longer than many a test."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -87,6 +87,15 @@ def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(corpus_texts("prose"), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, 0)])
+    return str(tokenizer.to_str())
+
+
+def make_tokenizer(bos: str = "<s>") -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the built-in prose; like Llama's, it puts BOS first by itself."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer.from_str(trained_tokenizer(bos))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token="</s>", pad_token="<pad>")
 
 
