@@ -92,10 +92,11 @@ def _split(rows: pd.DataFrame, trigger: int) -> dict[str, float]:
 
 def _words(heads: list[dict[str, Any]], attention: str, normalised: bool) -> list[str]:
     sinks = [head for head in heads if head["bos_mean"] >= SINK]
-    means = [head["bos_mean"] for head in heads]
+    lowest, highest = (f"{find(head['bos_mean'] for head in heads):.3f}" for find in (min, max))
+    masses = f"heads: {lowest} to {highest}" if len(heads) > 1 else lowest
     words = [
         f"{of_heads(len(sinks), len(heads), 'have')} a sink: mean BOS mass of {SINK:g} or more where no trigger stands "
-        f"(heads: {min(means):.3f} to {max(means):.3f})."
+        f"({masses})."
     ]
     if not normalised:
         words.append(

@@ -58,9 +58,9 @@ def _span(low: float, high: float) -> str:
 
 
 LENGTH_NOTE = (
-    "at: position of the trigger. error: largest absolute error. bos: mean of A[i,0] over rows i >= 1 without a "
-    "trigger; min: its smallest row; trigger's: A[i,0] of the trigger's row. share: mean of Gu et al.'s proxy, "
-    "|A[i,0]| over the row's sum. pattern: by A, and by share."
+    "at: position of the trigger. error: largest absolute error. head: layer.head. bos: mean of A[i,0] over rows "
+    "i >= 1 without a trigger; min: its smallest row; trigger's: A[i,0] of the trigger's row. share: mean of Gu et "
+    "al.'s proxy, |A[i,0]| over the row's sum. pattern: by A, and by share."
 )
 
 
