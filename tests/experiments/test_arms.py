@@ -1531,17 +1531,19 @@ def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "shown"),
+    ("command", "words", "arms", "shown"),
     [
         pytest.param(
             "arms",
             ["--arm", "keys:first1", "--arm", "first-token:<pad>"],
+            ["keys:first1", "first-token:<pad>"],
             ["keys:random1 (2 draws)", "first-token:<pad>"],
             marks=pytest.mark.slow,
         ),
         (
             "evict",
             ["--window", "4", "--sinks", "0,1"],
+            ["window:4+0/full", "window:4+1/full"],
             [
                 "window:4/full",
                 "  random",
@@ -1553,14 +1555,18 @@ def cli(tmp_path: Path, tiny_folder: Path) -> Callable[..., Result]:
         ),
         pytest.param(
             "quant",
-            ["--bits", "3", "--kept", "0,1", "--acts", "8"],
+            ["--bits", "3,4", "--kept", "0,1", "--acts", "8"],
+            [
+                *("kv:3", "kv:3+first1", "kv:4", "kv:4+first1"),
+                *("acts:8/tensor", "acts:8/tensor+sinks", "acts:8/token", "acts:8/token+sinks"),
+            ],
             ["kv:3", "acts:8/token+sinks", "loss minus that with"],
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_a_command_writes_its_folder(
-    command: str, words: list[str], shown: list[str], cli: Callable[..., Result], tmp_path: Path
+    command: str, words: list[str], arms: list[str], shown: list[str], cli: Callable[..., Result], tmp_path: Path
 ) -> None:
     from sinkscope.runs.schema.other_tables import ARMS_TABLES
 
@@ -1577,7 +1583,7 @@ def test_a_command_writes_its_folder(
         table = pd.read_csv(folder / f"{name}.csv")
         assert list(table.columns) == [column.name for column in table_columns(ARMS_TABLES[name])]
     saved = json.loads((folder / "arms.json").read_text())
-    assert saved["table"][0]["arm"] == "unablated"
+    assert [row["arm"] for row in saved["table"] if "random" not in row["arm"]] == ["unablated", *arms]
     assert 0 < done.stdout.index(saved["in_words"][0][:20]) < done.stdout.index(" increase"), "the answer stands on top"
     assert "holds a finished measurement of arms: --force" in cli(command, *words).stderr
     first = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
