@@ -208,13 +208,17 @@ def test_padding_and_learned_keys_are_told_apart(causal: bool) -> None:
                     np.testing.assert_allclose(own[name], expected, atol=1e-5, err_msg=f"{number} {name}")
 
 
+BESIDE = 4
+"""Learned keys of a layer."""
+
+
 class Beside(Attention):
     """Has learned keys and values, [2, G, n, d], which `attend` puts beside those of the tokens. `empty`: the values
     are 0."""
 
     def __init__(self, attend: Any, groups: int = HEADS, empty: bool = False) -> None:
         super().__init__(attend)
-        self.beside = nn.Parameter(torch.zeros(2, groups, 3, NARROW))
+        self.beside = nn.Parameter(torch.zeros(2, groups, BESIDE, NARROW))
         self.empty = empty
 
     def learned(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -224,19 +228,20 @@ class Beside(Attention):
         return key.expand(rows, -1, -1, -1), value.expand(rows, -1, -1, -1)
 
 
-def seen_of(length: int, behind: bool, causal: bool) -> Tensor:
-    """(T, 3 + T): which keys a query sees: all learned ones, and those of tokens up to its own."""
+def seen_of(length: int, behind: int, causal: bool) -> Tensor:
+    """(T, BESIDE + T): which keys a query sees: all learned ones, of which so many stand behind the tokens', and those
+    of tokens up to its own."""
     order = ~hidden(length) if causal else torch.ones(length, length, dtype=torch.bool)
-    learned = torch.ones(length, 3, dtype=torch.bool)
-    return torch.cat([order, learned] if behind else [learned, order], 1)
+    learned = torch.ones(length, BESIDE, dtype=torch.bool)
+    return torch.cat([learned[:, behind:], order, learned[:, :behind]], 1)
 
 
-def joined(module: Any, key: Tensor, value: Tensor, behind: bool) -> list[Tensor]:
+def joined(module: Any, key: Tensor, value: Tensor, behind: int) -> list[Tensor]:
     pairs = zip((key, value), module.learned(len(key)), strict=True)
-    return [torch.cat([own, learned] if behind else [learned, own], 2) for own, learned in pairs]
+    return [torch.cat([learned[:, :, behind:], own, learned[:, :, :behind]], 2) for own, learned in pairs]
 
 
-def by_function(behind: bool, causal: bool) -> Any:
+def by_function(behind: int, causal: bool) -> Any:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key, value = joined(module, key, value, behind)
         return scaled_dot_product_attention(query, key, value, seen_of(query.shape[2], behind, causal))
@@ -244,7 +249,7 @@ def by_function(behind: bool, causal: bool) -> Any:
     return attend
 
 
-def by_hand(behind: bool, causal: bool) -> Any:
+def by_hand(behind: int, causal: bool) -> Any:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key, value = joined(module, key, value, behind)
         logits = query @ key.mT * query.shape[-1] ** -0.5
@@ -254,7 +259,7 @@ def by_hand(behind: bool, causal: bool) -> Any:
 
 
 def beside_expected(
-    model: nn.Module, ids: Tensor, behind: bool, seen: Callable[[int], Tensor]
+    model: nn.Module, ids: Tensor, behind: int, seen: Callable[[int], Tensor]
 ) -> list[dict[str, Tensor]]:
     """The columns of every layer of a model of Beside."""
     found, given = [], list[Tensor]()
@@ -270,13 +275,13 @@ def beside_expected(
         )
         key, value = (each.detach() for each in joined(module, key, value, behind))
         length = x.shape[1]
-        tokens = slice(0, length) if behind else slice(3, 3 + length)
+        tokens = slice(BESIDE - behind, BESIDE - behind + length)
         writes = module.proj.weight.detach().unflatten(1, (HEADS, -1)).transpose(0, 1)
         found.append(of_head(query, key, value, seen(length), tokens, writes))
     return found
 
 
-def by_interface(behind: bool, causal: bool) -> Any:
+def by_interface(behind: int, causal: bool) -> Any:
     """Through transformers' interface, where a scan computes the output."""
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -288,17 +293,18 @@ def by_interface(behind: bool, causal: bool) -> Any:
     return attend
 
 
-OWN = [(way, behind, causal, empty) for way in (by_function, by_hand, by_interface) for behind in (False, True)
+OWN = [(way, behind, causal, empty) for way in (by_function, by_hand, by_interface) for behind in (0, BESIDE)
        for causal in (True, False) for empty in (False, True)]  # fmt: skip
+OWN += [(way, BESIDE // 2, causal, False) for way in (by_function, by_hand, by_interface) for causal in (True, False)]
 
 
 @pytest.mark.parametrize(
     ("way", "behind", "causal", "empty"),
-    slow_but(OWN, OWN[0], OWN[5], OWN[11], OWN[14], OWN[16], OWN[23]),
+    slow_but(OWN, OWN[0], OWN[5], OWN[11], OWN[14], OWN[16], OWN[23], OWN[24], OWN[27], OWN[29]),
 )
 @pytest.mark.parametrize("read", READ)
 def test_learned_keys_of_somebody_s_own_code_are_learned_sinks(
-    read: Any, way: Any, behind: bool, causal: bool, empty: bool
+    read: Any, way: Any, behind: int, causal: bool, empty: bool
 ) -> None:
     model, ids = Writer(lambda: Beside(way(behind, causal), empty=empty)).double(), ids_of(2, LENGTH)
     run = read(model, ids)
@@ -307,23 +313,23 @@ def test_learned_keys_of_somebody_s_own_code_are_learned_sinks(
 
 
 def by_flex(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    key, value = joined(module, key, value, False)
-    mask = create_block_mask(lambda b, h, i, j: j <= i + 3, None, None, query.shape[2], key.shape[2], device="cpu")
+    key, value = joined(module, key, value, 0)
+    mask = create_block_mask(lambda b, h, i, j: j <= i + BESIDE, None, None, query.shape[2], key.shape[2], device="cpu")
     return flex_attention(query, key, value, block_mask=mask)  # type: ignore[return-value]
 
 
 def by_added_mask(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Hides later tokens by the dtype's most negative number."""
-    key, value = joined(module, key, value, False)
-    later = ~seen_of(query.shape[2], False, True)
+    key, value = joined(module, key, value, 0)
+    later = ~seen_of(query.shape[2], 0, True)
     return scaled_dot_product_attention(query, key, value, later * torch.finfo(query.dtype).min)
 
 
 def in_one_axis(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Puts sequences and heads into one axis."""
-    query, key, value = (each.flatten(0, 1) for each in (query, *joined(module, key, value, False)))
+    query, key, value = (each.flatten(0, 1) for each in (query, *joined(module, key, value, 0)))
     logits = torch.bmm(query, key.mT) * NARROW**-0.5
-    maps = logits.masked_fill(~seen_of(query.shape[1], False, True), -torch.inf).softmax(-1)
+    maps = logits.masked_fill(~seen_of(query.shape[1], 0, True), -torch.inf).softmax(-1)
     return torch.bmm(maps, value).unflatten(0, (-1, HEADS))
 
 
@@ -341,12 +347,12 @@ def in_one_axis(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tenso
 def test_learned_keys_are_read_in_every_way_to_attend(read: Any, attend: Any) -> None:
     model, ids = Writer(lambda: Beside(attend)), ids_of(2, LENGTH)
     run = read(model, ids)
-    assert_columns(run, beside_expected(model, ids, False, lambda length: seen_of(length, False, True)), 2e-6)
+    assert_columns(run, beside_expected(model, ids, 0, lambda length: seen_of(length, 0, True)), 2e-6)
 
 
 def top_left(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Leaves the causal order to torch's function, which counts the learned keys as the first of its order."""
-    key, value = joined(module, key, value, False)
+    key, value = joined(module, key, value, 0)
     return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -354,7 +360,7 @@ def top_left(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_an_order_that_counts_learned_keys_is_theirs(read: Any) -> None:
     """The first three queries see no token, and the others not themselves."""
     model, ids = Writer(lambda: Beside(top_left)).double(), ids_of(2, LENGTH)
-    expected = beside_expected(model, ids, False, lambda n: torch.ones(n, n + 3, dtype=torch.bool).tril())
+    expected = beside_expected(model, ids, 0, lambda n: torch.ones(n, n + BESIDE, dtype=torch.bool).tril())
     names = ("bos_mass", "self_mass", "previous_mass", "entropy", "learned_sink_mass", "ahon", "gate_open")
     run = read(model, ids)
     assert_columns(run, [{name: columns[name] for name in names} for columns in expected])
@@ -362,7 +368,7 @@ def test_an_order_that_counts_learned_keys_is_theirs(read: Any) -> None:
 
 def shared(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Multi-query attention with a null key, as diffusion models write it: keys have no axis of heads."""
-    key, value = (each[:, 0] for each in joined(module, key, value, False))
+    key, value = (each[:, 0] for each in joined(module, key, value, 0))
     maps = (torch.einsum("bhid,bjd->bhij", query, key) * query.shape[-1] ** -0.5).softmax(-1)
     return torch.einsum("bhij,bjd->bhid", maps, value)
 
@@ -416,14 +422,14 @@ class Remembering(LlamaAttention):
 
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__(config, layer)
-        self.beside = nn.Parameter(torch.randn(2, config.num_key_value_heads, 3, self.head_dim))
+        self.beside = nn.Parameter(torch.randn(2, config.num_key_value_heads, BESIDE, self.head_dim))
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         query, key, value = (each(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
                              for each in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
         key, value = (torch.cat([own.expand(len(key), -1, -1, -1), each], 2)
                       for own, each in zip(self.beside, (key, value), strict=True))  # fmt: skip
-        seen = seen_of(query.shape[2], False, True)[None, None]
+        seen = seen_of(query.shape[2], 0, True)[None, None]
         mixed = ALL_ATTENTION_FUNCTIONS["sdpa"](self, query, key, value, seen, scaling=self.scaling)[0]
         return self.o_proj(mixed.flatten(2)), None
 
@@ -443,9 +449,9 @@ def test_an_arm_refuses_learned_keys() -> None:
 
 def made_of_some(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Puts three keys and values in front that are no parameters, but what a model makes of some."""
-    learned = torch.arange(24.0).view(3, 8).sin().expand(len(key), HEADS, 3, 8).to(key)
+    learned = torch.arange(8.0 * BESIDE).view(BESIDE, 8).sin().expand(len(key), HEADS, BESIDE, 8).to(key)
     key, value = torch.cat([learned, key], 2), torch.cat([learned, value], 2)
-    maps = (query @ key.mT).masked_fill(~seen_of(query.shape[2], False, True), -torch.inf).softmax(-1)
+    maps = (query @ key.mT).masked_fill(~seen_of(query.shape[2], 0, True), -torch.inf).softmax(-1)
     module.note(maps)
     return maps @ value
 
@@ -460,20 +466,20 @@ def test_a_scan_reads_learned_keys_that_are_no_parameters() -> None:
         model(ids)
     for layer, block in enumerate(model.blocks):
         heads, maps = run.heads[run.heads["layer"] == layer], block.attn.noted[0]
-        np.testing.assert_allclose(heads["learned_sink_mass"], maps[..., :3].sum(-1).mean((0, 2)), atol=1e-12)
-        np.testing.assert_allclose(heads["bos_mass"], maps[:, :, 1:, 3].mean((0, 2)), atol=1e-12)
-        own = maps[..., 3:].diagonal(0, -2, -1)[..., 1:].mean((0, 2))
+        np.testing.assert_allclose(heads["learned_sink_mass"], maps[..., :BESIDE].sum(-1).mean((0, 2)), atol=1e-12)
+        np.testing.assert_allclose(heads["bos_mass"], maps[:, :, 1:, BESIDE].mean((0, 2)), atol=1e-12)
+        own = maps[..., BESIDE:].diagonal(0, -2, -1)[..., 1:].mean((0, 2))
         np.testing.assert_allclose(heads["self_mass"], own, atol=1e-12)
 
 
 def made_both_ways(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same by torch's function, without a causal order."""
-    learned = torch.arange(24.0).view(3, 8).sin().expand(len(key), HEADS, 3, 8).to(key)
+    learned = torch.arange(8.0 * BESIDE).view(BESIDE, 8).sin().expand(len(key), HEADS, BESIDE, 8).to(key)
     return scaled_dot_product_attention(query, torch.cat([learned, key], 2), torch.cat([learned, value], 2))
 
 
 def by_hand_both_ways(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    learned = torch.arange(24.0).view(3, 8).sin().expand(len(key), HEADS, 3, 8).to(key)
+    learned = torch.arange(8.0 * BESIDE).view(BESIDE, 8).sin().expand(len(key), HEADS, BESIDE, 8).to(key)
     return (query @ torch.cat([learned, key], 2).mT).softmax(-1) @ torch.cat([learned, value], 2)
 
 
@@ -514,7 +520,7 @@ def one_for_eight(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Ten
 def in_the_second_call(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attends twice, the second time with learned keys."""
     first = (query @ key.mT).softmax(-1) @ value
-    return by_hand(False, False)(module, first, key, value)
+    return by_hand(0, False)(module, first, key, value)
 
 
 @pytest.mark.parametrize(
