@@ -16,15 +16,19 @@ from torch import Tensor
 from sinkscope.capture.call_rows import Place
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
-from sinkscope.capture.padded import KEYS, OWN, TARGET, Padding, masks_given
+from sinkscope.capture.padded import KEYS, MASKS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
 from sinkscope.capture.sites import STREAM_INPUTS, call_name, shown_name
 from sinkscope.capture.still_cached import bit_sums
 from sinkscope.capture.views import Cut
+from sinkscope.errors import SinkscopeError
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params")
 """What models call a cache that they are given or return: the first from transformers 5.24 on."""
 
+POSITIONS = "position_ids"
+TOLD = (*MASKS, *CACHES, POSITIONS)
+"""What tells of the sequences of a pass, also where it is given without its name."""
 NO_INPUT = ("mask", "labels", "position")
 """Parts of the names of tensors that a model is given beside its input."""
 
@@ -208,6 +212,7 @@ class Pass:
         ids: the token ids that were given, [B, T].
         given: what else was given, as `given_digests`; None where the ids tell all.
         masks: the padding masks that were given, as `masks_given`.
+        texts: where a packed row's position_ids begin anew, as `_later_texts`; None where they do not.
         decodes: whether the ids, or what stands for them, are a decoder's, whose encoder ran in another pass.
         cache: transformers' cache that was given, or that came back. before: the tokens it held when the pass began.
         padding: what the masks say, for the maps that are read at once.
@@ -235,6 +240,7 @@ class Pass:
     ids: Tensor | None = None
     given: list[bytes] | None = None
     masks: dict[str, Tensor] = field(default_factory=dict)
+    texts: Tensor | None = None
     decodes: bool = False
     cache: Any = None
     before: int = 0
@@ -300,10 +306,11 @@ def detached(record: Record) -> Record:
 
 
 def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
-    """What a call of the module at `name` tells of the pass that it begins."""
+    """What a call of the module at `name` tells of the pass that it begins. Raises SinkscopeError for nested input."""
     now = Pass(name)
     for argument in args:  # sentence-transformers hands its features over as one dict
-        kwargs = {**argument, **kwargs} if isinstance(argument, Mapping) else kwargs
+        if isinstance(argument, Mapping):
+            kwargs = {name: value for name, value in argument.items() if isinstance(name, str)} | kwargs
     named = (value for name, value in kwargs.items() if not any(part in name for part in NO_INPUT))
     first = next((value for value in (*args, *named) if isinstance(value, Tensor)), None)
     now.decodes = kwargs.get("encoder_outputs") is not None and kwargs.get("input_ids") is None
@@ -313,15 +320,30 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
         now.ids = inputs.detach()
     main = inputs if isinstance(inputs, Tensor) else first
+    if isinstance(main, Tensor) and main.is_nested:
+        raise SinkscopeError("nested tensors are not read: give padded ones, and a mask")
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
     apart = isinstance(kwargs.get(KEYS), Tensor) and len(args) > 1 and not _same(args[0], args[1])
     now.masks = masks_given(kwargs, now.batch, now.second, apart)
+    now.texts = _later_texts(kwargs.get(POSITIONS))
     signals = (kwargs[name] for name in STREAM_INPUTS if isinstance(kwargs.get(name), Tensor))
     now.signals = next((len(signal) for signal in signals if signal.dim()), None)
     now.cache = cache_given(kwargs)
     now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
     return now
+
+
+def _later_texts(positions: Any) -> Tensor | None:
+    """(B | 1, T): where another text than the first begins in a packed row, whose position_ids count from 0 again after
+    a text whose own did. None where no row is packed so."""
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2 or positions.is_meta:
+        return None
+    begins, last = positions[:, 1:] == 0, positions[:, :-1].long()
+    first = torch.arange(last.shape[1], device=last.device) - last  # where the text before began
+    counted = (first >= 0) & (positions.gather(1, first.clamp(min=0)) == 0)
+    later = torch.nn.functional.pad(begins & (last > 0) & counted, (1, 0))
+    return later if bool(later.any()) else None
 
 
 def _same(first: Any, second: Any) -> bool:

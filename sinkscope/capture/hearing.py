@@ -50,7 +50,7 @@ class CallHearing:
         self.names: Mapping[nn.Module, str] = {}
         self.changes = 0
         self.keywords: dict[str, str] = {}
-        self._torch = InlineWatch(self._found, model)
+        self._torch = InlineWatch(self._found, model, lambda error: self._refuse(first_line(error)))
         self._projections: dict[tuple[str, int], str | None] = {}
         self._oblong = set[str]()
         self._learned = LearnedKeys(model)

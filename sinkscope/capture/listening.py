@@ -23,6 +23,7 @@ from sinkscope.capture.axes import channels_last, hidden_given
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.given import given_digests
 from sinkscope.capture.heard import (
+    TOLD,
     Around,
     Kept,
     Pass,
@@ -38,10 +39,10 @@ from sinkscope.capture.inline.calls import turned_fold
 from sinkscope.capture.inline.mode import is_function
 from sinkscope.capture.listeners import overheard
 from sinkscope.capture.own_cache import may_go_on
-from sinkscope.capture.padded import Padding, masks_by_place
+from sinkscope.capture.padded import Padding, given_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
 from sinkscope.capture.registries import uncompiled
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, in_one_line
 
 
 @dataclass(eq=False)
@@ -297,12 +298,18 @@ class Listener:
     # passes
 
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._hear(name, args, kwargs)
+        except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+            self._tell(f"a pass was not read: {in_one_line(error)}")
+
+    def _hear(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if measuring() or in_backward():  # activation checkpointing computes a block again
             return
         if without_numbers():
             self._tell("a pass that torch traced or transformed (torch.jit, torch.export, torch.func) was not read")
             return
-        now = pass_of(name, args, masks_by_place(self.model.get_submodule(name), args) | kwargs)
+        now = pass_of(name, args, given_by_place(self.model.get_submodule(name), args, TOLD) | kwargs)
         now.shares, self._shares = self._shares, None
         if not self._begins(now):
             return
@@ -327,6 +334,15 @@ class Listener:
         if now is None:
             return
         inputs, self._inputs = self._inputs, ((), {})
+        try:
+            self._complete(now, inputs, output)
+        except Exception as error:  # as in `_begin`
+            now.refused = in_one_line(error)
+        self._ended(now, sys.exc_info()[1] is not self._error)
+        self._error = None
+
+    def _complete(self, now: Pass, inputs: tuple[tuple[Any, ...], dict[str, Any]], output: Any) -> None:
+        """Adds what only the end of a pass tells."""
         if now.resumes is not None:
             now.given = self._given_beside_cache(now, *inputs)
         if now.cache is None:
@@ -336,8 +352,6 @@ class Listener:
         unknown = next((heard.shown for heard in now.heard if heard.folded), None)
         if unknown is not None and now.refused is None:
             now.refused = turned_fold(unknown, False)
-        self._ended(now, sys.exc_info()[1] is not self._error)
-        self._error = None
 
     def _given_beside_cache(self, now: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bytes] | None:
         """What a pass was given. Where it goes on over a cache of the model's own, its lists of tensors are this cache,

@@ -27,16 +27,18 @@ BEHIND = "a sequence goes on behind padding, which is not read: pad prompts on t
 """Said where a token attends to this padding, and where attention is computed in a model's own code."""
 
 
-def masks_by_place(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    """The padding masks, by their names, among arguments that a module is given without names."""
+MASKS = tuple(name for names in NAMES.values() for name in names)
+
+
+def given_by_place(module: nn.Module, args: tuple[Any, ...], names: Collection[str]) -> dict[str, Any]:
+    """Those of the arguments with these names that a module is given without their names."""
     if len(args) < 2:
         return {}
     try:
         parameters = signature(module.forward).parameters
     except (ValueError, TypeError):  # a function that Python code does not describe
         return {}
-    known = {name for names in NAMES.values() for name in names}
-    return {name: given for name, given in zip(parameters, args, strict=False) if name in known}
+    return {name: given for name, given in zip(parameters, args, strict=False) if name in names}
 
 
 def masks_given(

@@ -160,10 +160,10 @@ class LayerView:
         return self.raw_written is not None
 
     def _through_output(self) -> Float[Tensor, "batch head query rank"]:
-        return torch.einsum("bthd,hrd->bhtr", self.projected, need(self.factors))
+        return torch.einsum("bthd,hrd->bhtr", self.projected, need(self.factors).to(self.projected.dtype))
 
     def _values_through_output(self) -> Float[Tensor, "batch group repeat key rank"]:
-        grouped = need(self.factors).unflatten(0, (self.value.shape[1], -1))
+        grouped = need(self.factors).to(self.value.dtype).unflatten(0, (self.value.shape[1], -1))
         return torch.einsum("bgtd,gxrd->bgxtr", self.value, grouped)
 
     @cached_property

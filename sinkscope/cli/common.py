@@ -140,11 +140,12 @@ def fail(message: str) -> None:
 def say(message: str) -> None:
     """Prints one line to stderr, of at most LONGEST_LINE characters, with control characters made visible.
 
-    A stderr that takes nothing, because its disk is full or its reader has gone, ends no command.
+    A stderr that takes nothing, because its disk is full, its reader has gone or a program has closed it, ends no
+    command.
     """
     from sinkscope.present.text import printable, shortened
 
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         print(shortened(f"sinkscope: {printable(message)}", LONGEST_LINE), file=sys.stderr, flush=True)
 
 

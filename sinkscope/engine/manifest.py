@@ -17,6 +17,7 @@ import numpy as np
 from sinkscope.capture import Plan, Site, keywords
 from sinkscope.capture.kernels.attend import TORCH, TRITON
 from sinkscope.capture.scores import normalises
+from sinkscope.capture.sites import shown_name
 from sinkscope.checkpoints import Checkpoint
 from sinkscope.engine.input_kinds.kind import Reading
 from sinkscope.engine.launch import Processes
@@ -200,8 +201,8 @@ def _without_projection(sites: list[Site]) -> list[str]:
         return []
     calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
     return [
-        f"no linear layer that reads the heads of {calls} side by side was found (the first is {names[0]}): columns "
-        "that need W_O are empty there"
+        f"no linear layer that reads the heads of {calls} side by side was found (the first is "
+        f"{shown_name(names[0])}): columns that need W_O are empty there"
     ]
 
 

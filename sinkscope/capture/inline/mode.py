@@ -75,11 +75,14 @@ class InlineWatch(TorchFunctionMode):
     lives only as long as the model's own code keeps it. `split` holds modules that multiply maps with each other
     (low-rank approximations), whose attention is no single map. `unmatched` counts, for each module, the softmaxes over
     products that were not seen to be multiplied with values, and calls of torch's function with more than four axes.
+    `failed` gets what fails here in the place of the model.
     """
 
-    def __init__(self, handler: InlineHandler, model: nn.Module) -> None:
+    def __init__(
+        self, handler: InlineHandler, model: nn.Module, failed: Callable[[Exception], None] | None = None
+    ) -> None:
         super().__init__()
-        self.handler = handler
+        self.handler, self._failed = handler, failed
         self.modules: list[str] = [""]
         self._given: list[Tensor | None] = [None]
         self._heads = HeadsTogether(model)
@@ -151,11 +154,20 @@ class InlineWatch(TorchFunctionMode):
         if func is multi_head_attention_forward:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
-        if getattr(func, "__name__", "") == "flex_attention" and not self.pauses:
-            self._hand(flex_call(self.modules[-1], result[0], *args))
-        elif not self.pauses and isinstance(result, Tensor) and result.dim() > 2:
-            self._note(getattr(func, "__name__", ""), args, kwargs, result)
+        if not self.pauses:
+            try:
+                self._look(getattr(func, "__name__", ""), args, kwargs, result)
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._failed(error)
         return result
+
+    def _look(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if name == "flex_attention":
+            self._hand(flex_call(self.modules[-1], result[0], *args))
+        elif isinstance(result, Tensor) and result.dim() > 2:
+            self._note(name, args, kwargs, result)
 
     def _multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
         """Runs nn.MultiheadAttention's function with this mode entered again, since torch disables a mode in its own

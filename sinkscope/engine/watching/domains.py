@@ -144,7 +144,9 @@ def _told_apart(kind: _Kind, kept: list[_Kind], most: int) -> str:
     own = next((call for call in kind.calls.sites if call not in others), None)
     if own is not None:
         return f"{shown_name(own)} for them, and not for its other {most}"
-    missing = next(call for call in others if call not in kind.calls.sites)
+    missing = next((call for call in others if call not in kind.calls.sites), None)
+    if missing is None:  # each of them was made for others, but not all together
+        return f"{shown_name(next(iter(kind.calls.sites)))} for them, and for others that are measured apart"
     return f"{shown_name(missing)} for its other {most}, and not for them"
 
 

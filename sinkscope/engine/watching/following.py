@@ -28,6 +28,7 @@ SHARED = (
     "ContinuousBatchingConfig computes them anew; num_return_sequences=1)"
 )
 
+BROKEN = "a pass raised an error"
 LEFT = "a sequence that left its batch before the others ended was not read"
 
 ASKED = 8
@@ -228,7 +229,7 @@ class Follower:
     def _add(self, now: Pass, joined: Joined | None, failed: bool) -> None:
         """Adds a pass to the sequences that it goes on with, `joined`; None where they begin."""
         if failed:
-            self._forget(now)
+            self._broken_off(now, joined)
             return
         began = time.perf_counter()
         if not now.heard and now.refused is None and (joined is None or not joined.length):
@@ -259,6 +260,17 @@ class Follower:
             self._forget(now)
         now.cache = now.keeps = now.resumes = None  # its end is the sequence's: nothing here keeps it alive
         self.seconds += time.perf_counter() - began
+
+    def _broken_off(self, now: Pass, joined: Joined | None) -> None:
+        """Measures the sequences that a pass goes on with up to the pass before, since it raised an error; none where
+        they began with it."""
+        if joined is not None and joined.length and now.cache is not None:
+            self._leave_out(f"{BROKEN}: its sequences are measured up to the pass before")
+            self._begin(now.cache, None)  # which closes them
+            return
+        if now.heard:
+            self._leave_out(f"{BROKEN}: its sequences were left out")
+        self._forget(now)
 
     def _changed(self, cache: Any, what: Tensor | int) -> None:
         """Told of what is done to a cache between two passes."""

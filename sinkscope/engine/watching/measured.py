@@ -126,7 +126,7 @@ class Measurer:
         lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
         if min(lengths) < 2:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
-        parts, unseen = self._measured(read, calls, cuts, max(lengths), start)
+        parts, unseen = self._measured(read, calls, cuts, max(lengths), start, joined.passes[0].texts)
         ids = None if signals else _valid_ids(joined.ids, spans)
         untold = spans is None and not padding.sides
         alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
@@ -135,9 +135,10 @@ class Measurer:
         )
 
     def _measured(
-        self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int
-    ) -> tuple[Parts, Unseen]:
-        """What is measured of these calls, and the positions that no query may see."""
+        self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int,
+        texts: Tensor | None,
+    ) -> tuple[Parts, Unseen]:  # fmt: skip
+        """What is measured of these calls, and the positions that no query may see. `texts`: as a Pass has them."""
         collector = Collector(longest, self.quantities, self.spectra)
         collector.begin(start)
         try:
@@ -147,6 +148,8 @@ class Measurer:
                 parts = self._add(collector, site, whole, masks, own_cuts)
                 if own_cuts is None and whole.queries == whole.keys:
                     seen_by, chosen = parts[0][2].seen_by, partial(_chooses, whole, masks)
+                    if texts is not None and _kept_apart(texts, seen_by, _is_causal(whole)):
+                        raise SinkscopeError(PACKED)
                     unseen.add(place_of(site.stream, site.module), seen_by, _is_causal(whole), chosen)
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
@@ -262,6 +265,22 @@ class Unseen:
         """How many of these sequences have such a position."""
         counts = (hidden.any(1).expand(rows).sum() for hidden in self._hidden.values())
         return max(map(int, counts), default=0)
+
+
+PACKED = (
+    "a row holds several texts, each with position_ids of its own, between which the model does not attend: give each "
+    "text a row, or scan the model with these input_ids and position_ids"
+)
+
+
+def _kept_apart(texts: Tensor, seen_by: Tensor, causal: bool) -> bool:
+    """Whether some text of a packed row is not attended to from the next. `texts`: (B | 1, T), where one begins.
+    `seen_by`: (b | 1, h | 1, T), how many queries see each key."""
+    if texts.shape[1] != seen_by.shape[2]:
+        return False
+    seen = seen_by.amax(1)[:, :-1]  # of the last token of a text, if the next one begins behind it
+    own = 1 if causal else torch.arange(1, texts.shape[1], device=seen.device)
+    return bool((texts[:, 1:] & (seen <= own)).any())
 
 
 def not_read(modules: Iterable[str]) -> str:
