@@ -232,21 +232,26 @@ class Views:
     def of_call(
         self, name: str, call: AttentionCall, masks: MaskReadings, cuts: list[Cut] | None
     ) -> tuple[Outputs, list[Part]]:
-        """The output of a call, zero at padding, and its parts: the whole batch, or each sequence of a padded one.
-        `name` is the site's, for errors."""
+        """The output of a call, zero at padding, and its parts: the whole batch, or each sequence of one that is padded
+        or whose sequences are masked in other ways. `name` is the site's, for errors."""
+        own = None
         if cuts is None:
             call = masks.read(call)
-            outputs, sums = self._read(call)
-            return outputs, [(slice(0, call.query.shape[0]), None, sums, readings(self.readers, call))]
+            if call.visible.alike:
+                outputs, sums = self._read(call)
+                return outputs, [(slice(0, call.query.shape[0]), None, sums, readings(self.readers, call))]
+            own = call.visible.sequences
+            cuts = [Cut(row, None, None) for row in range(len(own))]
         batch, heads, queries, _ = call.query.shape
         outputs, parts = Outputs(call.query.new_zeros(batch, queries, heads, call.value.shape[-1])), list[Part]()
         if call.learned is not None:
             outputs.of_tokens = torch.zeros_like(outputs.whole)
         for cut in cuts:
             cut.check(name, batch, (queries, call.key.shape[2]), len(cuts))
-            part = masks.read(cut.call(call), call.mask, cut.index)
-            own, sums = self._read(part)
-            outputs.put((cut.index, cut.rows(queries)), own)
+            part = cut.call(call)
+            part = masks.read(part, call.mask, cut.index) if own is None else part.with_visible(own[cut.index])
+            output, sums = self._read(part)
+            outputs.put((cut.index, cut.rows(queries)), output)
             parts.append((cut.batch_row, cut, sums, readings(self.readers, part)))
         return outputs, parts
 

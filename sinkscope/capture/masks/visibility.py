@@ -66,6 +66,7 @@ class Visibility:
             last). Shape (4, query).
         has_empty_rows: some query sees no key at all (padding); its attention is 0, as in torch's sdpa.
         has_bias: the mask adds finite terms to the logits (ALiBi, relative positions).
+        alike: every sequence's own mask has the same `causal` and `has_bias`. `causal` is False where they differ.
     """
 
     causal: bool
@@ -78,6 +79,7 @@ class Visibility:
     reach: Int[Tensor, "4 query"]
     has_empty_rows: bool = False
     has_bias: bool = False
+    alike: bool = True
     of_mask: dict[Any, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     """See AttentionSums."""
     _by_first: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -86,6 +88,16 @@ class Visibility:
     def seen_by(self) -> Int[Tensor, "b h key"]:
         """The number of queries that may see each key."""
         return self._seen_by(self.counts.shape[-1], self.keys)
+
+    @cached_property
+    def sequences(self) -> list[Visibility]:
+        """That of each sequence by itself; of one, where all share the mask."""
+        queries, rows = self.counts.shape[-1], [slice(row, row + 1) for row in range(len(self.counts))]
+        if self.spans is not None:
+            first, past = self.spans
+            return [from_spans(first[row], past[row], self.keys) for row in rows]
+        assert self.mask is not None
+        return [_scan_rows(self.mask[row], queries, self.keys) for row in rows]
 
     @cached_property
     def whole(self) -> bool:
@@ -215,7 +227,7 @@ def strip(mask: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
 
 
 def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
-    bias = False
+    bias = torch.zeros(len(strip(mask, 0, 1, 0, 1)), dtype=torch.bool, device=mask.device)
     columns = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
     # Results are written into one tensor allocated first: small results kept one by one would keep the allocator from
     # returning each strip's memory.
@@ -230,9 +242,10 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
         ends[..., start:stop] = torch.where(seen, columns, 0).amax(-1)
         starts[..., start:stop] = torch.where(seen, columns, keys + 1).amin(-1) - 1
         if rows.dtype != torch.bool:
-            bias |= bool(((rows != 0) & seen).any())
+            bias |= ((rows != 0) & seen).flatten(1).any(1)
+    has_bias = bool(bias.any())
     side_by_side = bool(((ends - starts).clamp(min=0) == total).all())
-    if side_by_side and not bias:
+    if side_by_side and not has_bias:
         return from_spans(starts, ends, keys)
     reach = _reach(starts, ends)
     return Visibility(
@@ -245,7 +258,8 @@ def _scan_rows(mask: Tensor, queries: int, keys: int) -> Visibility:
         mask=mask,
         reach=reach,
         has_empty_rows=bool((total == 0).any()),
-        has_bias=bias,
+        has_bias=has_bias,
+        alike=_alike(bias) and _alike_in_order(ends, keys),
     )
 
 
@@ -254,7 +268,10 @@ def from_spans(first: Tensor, past: Tensor, keys: int) -> Visibility:
     counts, reach = (past - first).clamp(min=0), _reach(first, past)
     sees_first, sees_few = (first == 0) & (past > 0), (past.clamp(max=FEW) - first).clamp(min=0)
     empty = bool((counts == 0).any())
-    return Visibility(_is_causal(reach, keys), counts, sees_first, sees_few, keys, (first, past), None, reach, empty)
+    return Visibility(
+        _is_causal(reach, keys), counts, sees_first, sees_few, keys, (first, past), None, reach, empty,
+        alike=_alike_in_order(past, keys),
+    )  # fmt: skip
 
 
 def _reach(first: Tensor, past: Tensor) -> Tensor:
@@ -266,6 +283,19 @@ def _reach(first: Tensor, past: Tensor) -> Tensor:
 def _is_causal(reach: Tensor, keys: int) -> bool:
     queries = reach.shape[1]
     return queries == keys and not bool((reach[3] > torch.arange(1, queries + 1)).any())
+
+
+def _alike_in_order(past: Tensor, keys: int) -> bool:
+    """Whether queries that see the keys to before `past`, (b, h, query), are causal in all sequences or in none."""
+    queries = past.shape[2]
+    if queries != keys or len(past) == 1:
+        return True
+    return _alike((past.amax(1) > torch.arange(1, queries + 1, device=past.device)).any(1))
+
+
+def _alike(told: Tensor) -> bool:
+    """Whether [B] holds one value alone."""
+    return len(told) == 1 or bool((told == told[0]).all())
 
 
 def _seen(rows: Tensor) -> Tensor:

@@ -147,7 +147,8 @@ class Measurer:
                 site, own_cuts = calls.sites[whole.heard.name], cuts[whole.heard.name]
                 parts = self._add(collector, site, whole, masks, own_cuts)
                 if own_cuts is None and whole.queries == whole.keys:
-                    seen_by, chosen = parts[0][2].seen_by, partial(_chooses, whole, masks)
+                    seen_by = torch.cat([part[2].seen_by for part in parts])
+                    chosen = partial(_chooses, whole, masks)
                     if texts is not None and _kept_apart(texts, seen_by, _is_causal(whole)):
                         raise SinkscopeError(PACKED)
                     unseen.add(place_of(site.stream, site.module), seen_by, _is_causal(whole), chosen)
