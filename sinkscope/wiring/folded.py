@@ -28,6 +28,9 @@ from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, largest_square, 
 SINGLE = 2.0**-23
 """The spacing of float32 numbers at 1."""
 
+FAR = 3.0
+"""From so many times the spread of z on, x around its mean, scaled as z is, takes up digits that tr(B W) needs."""
+
 
 @dataclass
 class FoldedHeads:
@@ -141,7 +144,7 @@ class FoldedHeads:
         #     - mean (a_i b_i - mean a b) 1.W_O^h u_i  -  (mean a_i W_O^hT (x_i - xbar)).ubar
         # In the code these are scale * around, varied's two parts, and scaled_read times values_mean.
         values = self.need(self.values)[:, 1:]
-        if self.affine is None:
+        if self.affine is None or self._mean_is_far:
             return dots(self._weights.read(self.centred), values).mean(-1)
         scale = as_float64(self.affine[0][:, 0])
         varied = (scale - scale.mean()) * self.added.along
@@ -150,6 +153,14 @@ class FoldedHeads:
             varied = varied - (shift - shift.mean()) * as_float64(share(self._weights.sums, values))
         inside = (scale * self.added.around + varied).mean(-1)
         return inside - (as_float64(self.scaled_read) * self.added.values_mean).sum(-1)
+
+    @cached_property
+    def _mean_is_far(self) -> bool:
+        """Whether a_i (x_i - xbar) is so much larger than z_i - zbar that `tr_bw` would lose digits in the difference
+        of its products: some tokens behind the first have a massive activation, and draw xbar away from the others."""
+        assert self.affine is not None
+        around = (as_float64(self.affine[0][:, 0]).square() * squares(self.centred_tokens)).mean()
+        return bool(around > FAR**2 * self.spread)
 
     @property
     def tr_bwtw(self) -> Float[Tensor, " head"]:

@@ -57,9 +57,9 @@ SYMBOLS = {
     "i, j, k": "i is the position of a query, j and k are those of keys",
     "A[i,j]": (
         "attention weight of query i on key j, after mask, soft-cap, window and learned sink. In causal attention j <= "
-        "i. A layer's attention is causal in a sequence if no query of any of its heads may see a later key. Otherwise, "
-        "as under a prefix or an image block, it is bidirectional. Where attention is no softmax, A is the score that "
-        "multiplies the value"
+        "i. A layer's attention is causal in a sequence if no query of any of its heads may see a later key. "
+        "Otherwise, as under a prefix or an image block, it is bidirectional. Where attention is no softmax, A is the "
+        "score that multiplies the value"
     ),
     "s_ij": "logit of query i and key j, after scaling, soft-cap and bias",
     "n_k": (
