@@ -46,10 +46,14 @@ def load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[Any, str | 
 
 def named_tokenizer(name: str) -> Any:
     """The tokenizer of example:NAME, a folder or a hub id; weights are not looked at. Raises SinkscopeError where there
-    is none that needs no code of its own."""
+    is none that needs no code of its own, and where neither the hub nor its cache has the id."""
     path = path_of(name)
     if name.startswith("example:"):
         path = example_folder(name.removeprefix("example:"))
+    elif not path.exists():
+        from sinkscope.checkpoints.hub import config_on_hub
+
+        config_on_hub(name, None)  # says in one line what is wrong, where transformers tries for a minute
     tokenizer, problem = load_tokenizer(Source(name, str(path) if path.exists() else name), False)
     if tokenizer is not None:
         return tokenizer

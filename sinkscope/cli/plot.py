@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,11 +255,15 @@ def _trajectory(folder: Path) -> pd.DataFrame:
     import pandas as pd
 
     path = folder / "trajectory.csv"
+    kinds = {"step": "Int64", "layer": "Int64", "head": "Int64", "value": "float64", "sem": "float64"}
     try:
-        table = pd.read_csv(path, dtype={"layer": "Int64", "head": "Int64"})
+        text = path.read_bytes()
+        table = pd.read_csv(io.BytesIO(text), dtype=kinds)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no table"
+        reason = getattr(error, "strerror", None) or "no table, or a damaged one"
         raise SinkscopeError(f"cannot read {path}: {reason}; `sinkscope track` writes it into its --out") from None
+    if not text.endswith(b"\n"):
+        raise SinkscopeError(f"{path} is cut off: run `sinkscope track` again")
     missing = {"step", "domain", "stream", "level", "layer", "head", "metric", "value", "sem"} - set(table)
     if missing or table.empty:
         raise SinkscopeError(f"{path} is no trajectory of `sinkscope track`: name its --out folder")

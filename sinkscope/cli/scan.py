@@ -81,6 +81,8 @@ def scan(
     processes = start_processes(text.device, more.tp)
     listed = [] if more.names is None else processes.on_main(partial(names_in, more.names))
     models = list(dict.fromkeys([*(model or []), *listed]))
+    if resume and force:
+        raise SinkscopeError("--resume goes on with a scan and --force begins it anew: give one of them")
     if not models:
         raise SinkscopeError("no model: name one, or give --models FILE")
     if more.name is not None and len(models) > 1:

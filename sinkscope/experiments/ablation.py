@@ -116,7 +116,10 @@ def _grid(heads: HeadTable, scores: list[Score], fractions: list[float]) -> list
     """For every fraction an arm of each score, then the random one. Fractions of as many heads share a random arm."""
     cells: list[Cell] = []
     for fraction in fractions:
-        count = heads.count(fraction)
+        try:
+            count = heads.count(fraction)
+        except SinkscopeError as error:
+            raise SinkscopeError(f"--fraction: {error}") from None
         for score in scores:
             name = f"heads:{score.name}{100 * fraction:g}%"
             cells.append((score.name, fraction, ZeroedHeads(name, heads.dormant(score, count), heads)))

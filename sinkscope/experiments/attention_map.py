@@ -62,14 +62,15 @@ def attention_maps(
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
     if not 0 < ids.shape[1] <= MOST_TOKENS:
         raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
-    limit = checkpoint.max_positions
-    if limit is not None and max(lengths, default=ids.shape[1]) > limit:
-        raise SinkscopeError(f"{model} has {limit} positions, and --text {ids.shape[1]} tokens: give a shorter --text")
     for length in lengths:
         if not 2 <= length <= ids.shape[1]:
             raise SinkscopeError(
                 f"--length {length}: the text has {ids.shape[1]} tokens; give a length from 2 to that number"
             )
+    limit, longest = checkpoint.max_positions, max(lengths, default=ids.shape[1])
+    if limit is not None and longest > limit:
+        asked = f"--length {longest}" if lengths else f"--text {longest} tokens"
+        raise SinkscopeError(f"{model} has {limit} positions, and {asked}: give fewer")
     head_maps = []
     for length in lengths or [ids.shape[1]]:
         maps = _own_maps(model, checkpoint, ids[:, :length], len(layers))

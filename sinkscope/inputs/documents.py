@@ -131,6 +131,7 @@ def check_spec(spec: str) -> None:
     if path.suffix.lower() not in SUFFIXES:
         specs = (*BUILT_IN, *SYNTHETIC)
         found = ", a folder" if path.is_dir() else ", a file with another ending" if path.exists() else ""
+        found = found if name else ""  # Python takes an empty path for the working folder
         raise SinkscopeError(
             f"unknown data {spec!r}{found}: give one of {', '.join(specs)}, a "
             f"{', '.join(SUFFIXES)} file, or hf:NAME[:CONFIG]/SPLIT#FIELD{did_you_mean(spec, specs)}"

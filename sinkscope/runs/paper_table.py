@@ -84,7 +84,8 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
     for name in names:
         if not all(_has(run, level, name) for run in runs):
-            choices = [*runs[0].heads, *runs[0].layers]
+            tables = (runs[0].heads, runs[0].layers)
+            choices = [name for table in tables for name in table.select_dtypes("number")]
             raise SinkscopeError(
                 f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
                 f"all{near_column(name, choices)}"

@@ -84,6 +84,12 @@ def test_a_tokenizer_that_is_named_alone_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_tokenizer_that_is_nowhere_is_told_at_once() -> None:
+    """transformers would ask a hub out of reach for a minute."""
+    with pytest.raises(SinkscopeError, match="nowhere-at-all"):
+        named_tokenizer("nowhere-at-all")
+
+
 @pytest.mark.slow
 def test_with_leave_the_numbers_are_the_model_s_own_maps(planted: tuple[Path, PlantedModel]) -> None:
     folder, model = planted

@@ -77,6 +77,8 @@ def test_unusable_file(kind: str, tiny_folder: Path, refused: Refused, tmp_path:
 
 
 def test_a_folder_as_data_is_called_so(refused: Refused, tmp_path: Path) -> None:
+    assert "unknown data '': give one of" in refused(tmp_path / "no-model", "--data", "")
+    assert "give one of them" in refused(tmp_path / "no-model", "--resume", "--force")
     assert f"unknown data '{tmp_path}', a folder: give one of" in refused(tmp_path / "no-model", "--data", tmp_path)
 
 

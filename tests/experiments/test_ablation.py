@@ -456,7 +456,7 @@ def wrong(name: str, error: str) -> Any:
         wrong("--fraction 1.5", "a share of the heads between 0 and 1"),
         wrong("--fraction nan", "a share of the heads between 0 and 1"),
         wrong("--fraction some", "shares of the heads, e.g. 0.05,0.1,0.2"),
-        wrong("--fraction 0.01", "of 8 heads is no head"),
+        wrong("--fraction 0.01", "--fraction: 0.01 of 8 heads is no head"),
         wrong("--tokens last", "one of first"),
         wrong("--draws 1", "needs at least 2 draws"),
         wrong("--draws 1000000000000", "at most 1,000"),

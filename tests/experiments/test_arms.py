@@ -248,7 +248,7 @@ def test_rounded_activations_are_rounded_inputs_of_linear_modules(family: str) -
 
 def test_a_tower_that_reads_no_text_does_not_keep_activations_from_being_rounded() -> None:
     """Gemma-3 cuts pictures into patches by a convolution, which no pass over text calls."""
-    done = sinkscope.arms(tiny_model_of(AutoModelForCausalLM, "gemma3"), ["acts:4/token"], data=IDS, draws=2)
+    done = sinkscope.arms(tiny_model_of(AutoModelForCausalLM, "gemma3"), "acts:4/token", data=IDS, draws=2)  # one alone
     assert abs(done.table["increase"][1]) > 1e-5
 
 

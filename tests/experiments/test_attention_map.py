@@ -68,8 +68,10 @@ def test_a_text_that_is_longer_than_the_model_s_positions_is_refused(copied: Pat
     for file in copied.glob("*.safetensors"):
         file.unlink()
     model.save_pretrained(copied)
-    with pytest.raises(SinkscopeError, match=r"has 8 positions, and --text \d+ tokens: give a shorter --text"):
+    with pytest.raises(SinkscopeError, match=r"has 8 positions, and --text \d+ tokens: give fewer"):
         attention_map(str(copied), TEXT, [0], 0, 0)
+    with pytest.raises(SinkscopeError, match="has 8 positions, and --length 9: give fewer"):
+        attention_maps(str(copied), TEXT, [0], [(0, 0)], [9])
     [found] = attention_maps(str(copied), TEXT, [0], [(0, 0)], [8])
     assert found.weights.shape == (8, 8)
 

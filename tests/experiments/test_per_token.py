@@ -225,8 +225,9 @@ def test_the_fit_is_told(tiny_model: Any, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("map:9.0", "map:9.0: the model has no head 0 in layer 9"),
-        ("map:layer7", "no head 0 in layer 7"),
+        ("map:9.0", "map:9.0: the model has no layer 9"),
+        ("map:0.99", "map:0.99: the model has no head 99 in layer 0"),
+        ("map:layer7", "the model has no layer 7"),
         ("map:x", "names no heads to map; write map:3.1"),
         ("map:0.1/ridge0", "the ridge 0 is no number above 0"),
     ],

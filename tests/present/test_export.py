@@ -543,6 +543,7 @@ def test_a_caption_and_a_label_make_a_table_of_their_own() -> None:
         (["--format", "latx"], "bibtex, csv, latex, markdown, parquet, hf-dataset, duo, ids; did you mean latex?"),
         (["--heads", "streamin"], "choose one of dormant, sink, streaming; did you mean streaming?"),
         (["--level", ""], "--level '': choose one of head, layer, model"),
+        (["--metric", "module"], "no metric 'module' at level layer; `sinkscope metrics` lists all"),
         (["--metric", "tr_bw"], "no metric 'tr_bw' at level layer (it is a column of smoothing)"),
     ],
 )

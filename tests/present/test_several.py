@@ -472,11 +472,19 @@ def test_the_command_draws_trainings_by_their_folders(tmp_path: Path) -> None:
     code, _, err = run_cli("plot", tmp_path / "one", tmp_path / "a" / "one", *words)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "two folders have the same name: rename one" in err
-    for text in ("step,mine\n1,2\n", (tmp_path / "one" / "trajectory.csv").read_text().splitlines()[0]):
+    whole = (tmp_path / "one" / "trajectory.csv").read_text()
+    first = whole.splitlines()[1]
+    for text, said in (
+        ("step,mine\n1,2\n", "is no trajectory of `sinkscope track`"),
+        (whole.splitlines()[0] + "\n", "is no trajectory of `sinkscope track`"),
+        (whole[: len(whole) // 2].rstrip("\n"), "is cut off: run `sinkscope track` again"),
+        (whole.replace(first, "one" + first[first.index(",") :]), "no table, or a damaged one"),
+    ):
         (tmp_path / "two" / "trajectory.csv").write_text(text)
         code, _, err = run_cli("plot", tmp_path / "two", *words)
         assert (code, len(err.splitlines())) == (2, 1)
-        assert f"{tmp_path / 'two' / 'trajectory.csv'} is no trajectory of `sinkscope track`" in err
+        assert str(tmp_path / "two" / "trajectory.csv") in err
+        assert said in err
 
 
 # The commands

@@ -109,6 +109,13 @@ def projections(sites: list[Site], chosen: Container[str]) -> list[str]:
     return [site.projection for site in sites if site.name in chosen and site.projection is not None]
 
 
+def no_head(setting: Setting, layer: int, head: int) -> str:
+    """What is said of a head that the model lacks."""
+    if all(site.layer != layer for site in setting.sites):
+        return f"the model has no layer {layer}"
+    return f"the model has no head {head} in layer {layer}"
+
+
 def check_sites(setting: Setting) -> None:
     """Raises SinkscopeError where a head's slice of the output projection's input cannot be identified."""
     for site in setting.sites:

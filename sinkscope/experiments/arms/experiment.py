@@ -229,7 +229,7 @@ def facts_of(setting: Setting, corpus: Corpus) -> dict[str, Any]:
 @alone("a measurement of arms")
 def arms(
     model: Any,
-    arms: Sequence[str | Arm],
+    arms: Sequence[str | Arm] | str | Arm,
     *,
     run: Run | str | Path | None = None,
     data: Any = "prose",
@@ -257,7 +257,7 @@ def arms(
 
     Args:
         model: a name, or a causal language model in eval mode (then with `tokenizer`).
-        arms: arms in the grammar of `sinkscope arms --help`, or objects of your own subclass of `Arm`.
+        arms: arms in the grammar of `sinkscope arms --help`, or objects of your own subclass of `Arm`; one or several.
         run: a run of this model, or its folder, where an arm asks one; what it has read is left out.
         data: one SPEC, texts or token ids as `sinkscope.scan` takes them. seq_len: tokens per sequence; None takes the
             length of token ids, else the run's, or 256, or the model's positions where these are fewer. num_sequences:
@@ -275,6 +275,7 @@ def arms(
         SinkscopeError: one line, for anything that the user can correct.
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
+    arms = [arms] if isinstance(arms, str | Arm) else arms
     parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
     if not parsed:
         raise SinkscopeError("nothing to measure: at least one arm is needed")

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.changes import check_sites, projections, zeroed
+from sinkscope.experiments.arms.changes import check_sites, no_head, projections, zeroed
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.experiments.arms.head_choice import PLACE, HeadTable, Score, head_table, read_scored
 from sinkscope.runs.saved.ablation import Heads
@@ -133,7 +133,7 @@ class ListedHeads(NamedHeads):
         for layer, head in self.pairs:
             sites = [site for site in setting.sites if site.layer == layer and head < site.heads]
             if len(sites) != 1:
-                raise SinkscopeError(f"--arm {self.name}: the model has no head {head} in layer {layer}")
+                raise SinkscopeError(f"--arm {self.name}: {no_head(setting, layer, head)}")
             chosen.setdefault(sites[0].name, []).append(head)
         return ZeroedHeads(self.name, chosen, table)
 

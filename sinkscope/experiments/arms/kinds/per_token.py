@@ -23,7 +23,7 @@ from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.batch_size import chosen_batch
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
-from sinkscope.experiments.arms.changes import check_sites, projections
+from sinkscope.experiments.arms.changes import check_sites, no_head, projections
 from sinkscope.experiments.arms.grammar import number
 from sinkscope.runs.saved.ablation import Heads
 
@@ -206,7 +206,7 @@ class PerToken(Arm):
     def _site(self, setting: Setting, layer: int, head: int) -> Site:
         sites = [site for site in setting.sites if site.layer == layer and head < site.heads]
         if len(sites) != 1:
-            raise SinkscopeError(f"--arm {self.name}: the model has no head {head} in layer {layer}")
+            raise SinkscopeError(f"--arm {self.name}: {no_head(setting, layer, head)}")
         return sites[0]
 
     def prepared(self, setting: Setting) -> Arm:
