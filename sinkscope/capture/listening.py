@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock, RLock, get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding, given_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
 from sinkscope.capture.registries import uncompiled
+from sinkscope.capture.turns import Turns
 from sinkscope.errors import SinkscopeError, in_one_line
 
 
@@ -83,7 +84,7 @@ class Listener:
         self._calls = CallHearing(model, self._keep_given)
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._error: BaseException | None = None
-        self.lock, self._gate = RLock(), Lock()
+        self.lock, self._gate = Turns(), Lock()
         self._home = self._thread = 0
         self._ears: dict[int, Ears] = {}
         self._unheard = Counter[int]()

@@ -109,6 +109,18 @@ def test_texts_of_an_encoder_are_told_apart_by_its_mask() -> None:
     assert [line.startswith("a row holds several texts") for line in seen.left_out] == [True]
 
 
+def test_a_text_that_is_written_without_a_cache_is_told_of() -> None:
+    model, given = writer("llama"), prompt()
+    with sinkscope.watch(model) as seen:
+        generate(model, given, use_cache=False, max_new_tokens=3, min_new_tokens=3)
+        with torch.no_grad():
+            model(given["input_ids"].flip(0), use_cache=False)
+    run = seen.run()
+    assert run.summary.sequences == 8
+    [told] = [line for line in run.manifest.warnings if "with all tokens of the one before" in line]
+    assert told.startswith("4 sequences begin")
+
+
 def test_padding_on_the_left_is_no_other_text() -> None:
     model, given = writer("llama"), prompt(4)
     positions = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)

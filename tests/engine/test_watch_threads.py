@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_a_thread_that_outlives_the_block_goes_on() -> None:
         with sinkscope.watch(model, threads=True) as seen:
             count = len(passes)
             while len(passes) < count + 4:
-                pass
+                time.sleep(0.001)
         assert seen.sequences >= 2
     stop.set()
     for thread in threads:

@@ -40,7 +40,8 @@ class _Kind:
 
     `read`: SHA-256 of what the model read of each. `has_tokens`: whether it read token ids in all of them; `by_ids`:
     whether it read nothing else. `unseen`: how many have a position that no query may see; `like_padding`: how many
-    begin or end with a token with which programs pad, without a mask.
+    begin or end with a token with which programs pad, without a mask; `longer`: how many begin with all tokens of one
+    of the batch before.
     """
 
     calls: Calls
@@ -51,6 +52,7 @@ class _Kind:
     by_ids: bool = True
     unseen: int = 0
     like_padding: int = 0
+    longer: int = 0
 
     def rows(self) -> np.ndarray:
         """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
@@ -80,9 +82,12 @@ class Heap:
         kind.by_ids &= found.given is None
         kind.unseen += found.unseen
         kind.like_padding += found.like_padding
+        before = kind.ids[len(kind.ids) - found.count :] if found.ids is not None else []
         for number, length in enumerate(found.lengths):
             row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
             kind.ids.append(row.astype(np.int64))
+            earlier = before[number] if len(before) == found.count else row
+            kind.longer += len(earlier) < length and np.array_equal(row[: len(earlier)], earlier)
             read = "" if found.ids is None else ids_fingerprint(row.tolist())
             kind.read.append(read if found.given is None else text_fingerprint(read + found.given[number]))
 
@@ -221,7 +226,7 @@ class Watched:
         """The run. `started`: time.perf_counter() when the watch began."""
         self.plan = replace(self.plan, failures=self.failures, keywords=self.keywords)
         manifest = describe(self, self._request, self._check())
-        warnings = [*manifest.warnings, *self._unseen(), *self._like_padding(), *self.left_out]
+        warnings = [*manifest.warnings, *self._unseen(), *self._like_padding(), *self._longer(), *self.left_out]
         return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
 
     def _unseen(self) -> list[str]:
@@ -243,6 +248,16 @@ class Watched:
             f"{some} with token 0 or the padding token, others of the batch do not, and the model was given no "
             "attention_mask: if this is padding, it counts as text; give the model a mask, or one sequence at a time "
             "(lm-eval: --batch_size 1)"
+        ]
+
+    def _longer(self) -> list[str]:
+        count = sum(max(kind.longer for kind in kinds) for kinds in self._kinds.values())
+        if not count:
+            return []
+        some = "1 sequence begins" if count == 1 else f"{count} sequences begin"
+        return [
+            f"{some} with all tokens of the one before: a text that is written without a cache of keys and values "
+            "counts once for each pass; use a cache, or give the last pass a label of its own"
         ]
 
     def domains(self) -> list[Domain]:
