@@ -40,8 +40,8 @@ Data = Annotated[
 SeqLen = Annotated[
     int | None, typer.Option(help="Tokens per sequence. [default: the run's, or 256 if no --run is given]")
 ]
-NumSequences = Annotated[int, typer.Option(help="Number of sequences, the same for every intervention.")]
-Draws = Annotated[int, typer.Option(help="Number of random draws of each control.")]
+NumSequences = Annotated[int, typer.Option(help="Number of sequences, at least 2, the same for every intervention.")]
+Draws = Annotated[int, typer.Option(help="Number of random draws of each control, 2 to 1,000.")]
 Seed = Annotated[int, typer.Option(help="Seed that draws the documents and the random controls.")]
 RESULTS = "Folder of the results."
 

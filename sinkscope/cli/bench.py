@@ -13,7 +13,7 @@ from sinkscope.cli.options import AllowPickle, Device, DeviceMap, Dtype, Revisio
 
 def bench(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or example:NAME.", metavar="MODEL")],
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 1024]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence, at least 32. [default: 1024]")] = None,
     batch_size: Annotated[
         str, typer.Option(metavar="N", help="Sequences per forward pass; auto takes as many as a scan.")
     ] = "auto",

@@ -20,7 +20,7 @@ def evict(
     model: Model,
     run: RunFolder = None,
     window: Annotated[
-        str, typer.Option(metavar="W,W,...", help="Window sizes: how many of the last keys a query sees.")
+        str, typer.Option(metavar="W,W,...", help="Window sizes: how many of the last keys a query sees, at least 1.")
     ] = "64",
     sinks: Annotated[str, typer.Option(metavar="S,S,...", help="How many of the first keys stay visible.")] = "0,1,4",
     layers: Annotated[

@@ -19,7 +19,7 @@ MOST_BITS = 16
 def quant(
     model: Model,
     run: RunFolder = None,
-    bits: Annotated[str, typer.Option(metavar="B,B,...", help="Bits of keys and values.")] = "2,3,4,8",
+    bits: Annotated[str, typer.Option(metavar="B,B,...", help="Bits of keys and values, each 1 to 16.")] = "2,3,4,8",
     kept: Annotated[
         str, typer.Option(metavar="N,N,...", help="How many of the first tokens keep their keys and values unrounded.")
     ] = "0,1,4",
@@ -27,7 +27,8 @@ def quant(
         str | None,
         typer.Option(
             metavar="B,B,...",
-            help="Also round activations to these bits, with a scale per tensor and with a scale per token.",
+            help="Also round activations to these bits, each 2 to 16, with a scale per tensor and with a scale per "
+            "token.",
         ),
     ] = None,
     *,

@@ -130,7 +130,10 @@ def scan(
         str, typer.Argument(help="Folder of a trigger model, or example:trigger-softmax.", metavar="MODEL")
     ],
     num_sequences: Annotated[
-        int, typer.Option(help="Evaluation sequences, each with the trigger at position 7.")
+        int,
+        typer.Option(
+            help="Evaluation sequences, each with the trigger at position 7, or at the last one of shorter sequences."
+        ),
     ] = 1000,
     length: Annotated[
         int | None, typer.Option(help="Positions of a sequence, at least 4. [default: the model's]")

@@ -62,8 +62,8 @@ def explicit(
     error: Annotated[
         float | None,
         typer.Option(
-            help="Largest absolute error of the softmax solution, on any input of at most --length positions. "
-            "[default: 0.001]"
+            help="Largest absolute error of the softmax solution, on any input of at most --length positions; from "
+            "0.00001 to below 1. [default: 0.001]"
         ),
     ] = None,
 ) -> None:

@@ -49,7 +49,8 @@ def watch(
         int | None,
         typer.Option(
             metavar="N",
-            help="Measure a sequence that a model writes until it has N tokens. This bounds the memory it takes.",
+            help="Measure a sequence that a model writes until it has N tokens, at least 2. This bounds the memory it "
+            "takes.",
             rich_help_panel=FIRST,
         ),
     ] = None,

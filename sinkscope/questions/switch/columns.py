@@ -201,7 +201,8 @@ def key_bias(view: LayerView) -> HeadValues:
 def compensation(view: LayerView) -> Float[Tensor, " batch"]:
     """(mean over i >= 1 of norm(sum_h W_O^h w_i^h)) / (mean over i >= 1 of sum_h norm(W_O^h w_i^h)). The sums are over
     the layer's heads h, and w_i^h is w_i of head h. It is 1 where all heads write in the same direction, and 0 where
-    they cancel. Compare it with compensation_unrelated."""
+    they cancel. Compare it with compensation_unrelated. Empty where no module is called that projects the output, as in
+    torch's nn.MultiheadAttention."""
     total = torch.linalg.vector_norm(need(view.raw_written)[:, 1:], dim=-1)
     return as_widest(total).mean(-1) / _sum_of_norms(view)
 
@@ -364,7 +365,8 @@ def cos_peak_input(view: LayerView) -> LayerValues:
 def alignment_margin(view: LayerView) -> LayerValues:
     """The largest m for which some matrix M with |M|_F <= 1 has z_i^T M (z_0 - z_j) >= m for all i, j >= 1, divided by
     the mean over i >= 1 of |z_i|^2. Above 0, some M makes the logits z_i^T M z_j largest at key 0 for all queries i; at
-    0, no M does. Measured on the first n sequences only, as matrix_entropy is.
+    0, no M does. Measured on the first n sequences only, as matrix_entropy is. Empty in cross-attention, whose keys are
+    of another text.
 
     It is the product of two distances: of 0 from the convex hull of the z_j, and of z_0 from that of the z_i. Their
     shortest vectors v and u give W = v u^T with this margin, and the weights a, b of the nearest points give every
