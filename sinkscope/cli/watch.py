@@ -175,7 +175,7 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
             run = watch.run()
             run.manifest.command = " ".join(["sinkscope", *sys.argv[1:]])
             run.save(place, force)
-        except (SinkscopeError, OSError) as error:
+        except Exception as error:  # the other models' runs are written, and the exit code is the program's
             say(f"error: {in_one_line(error)}")
             continue
         if not quiet:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,27 @@ def test_a_run_goes_beside_what_the_program_has_written(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert _places(tmp_path / "out", named, False) == [tmp_path / place for place in places]
+
+
+def test_a_run_that_cannot_be_made_takes_no_other_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sinkscope.cli.watch import _write
+
+    saved = list[Path]()
+    run = SimpleNamespace(
+        save=lambda place, force: saved.append(place),
+        summary=SimpleNamespace(sequences=2), manifest=SimpleNamespace(model=SimpleNamespace(shown="B"), command=None),
+    )  # fmt: skip
+
+    def broken() -> Any:
+        raise StopIteration
+
+    watches = [SimpleNamespace(name=name, left_out=[], run=made) for name, made in (("A", broken), ("B", lambda: run))]
+    everywhere: Any = SimpleNamespace(refused={}, watches=watches, measured=watches, threads=False)
+    _write(everywhere, tmp_path, Path("out"), False, False)
+    assert saved == [tmp_path / "out" / "2-B"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("sinkscope: error: unexpected StopIteration")
+    assert lines[1] == "sinkscope: measured 2 sequences of B; see: sinkscope show out/2-B"
 
 
 def test_force_replaces_the_runs_of_several_models(tmp_path: Path) -> None:
