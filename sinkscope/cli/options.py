@@ -83,7 +83,9 @@ ADAPTER = "Folder of a PEFT adapter (LoRA, IA3, ...) to put into the model."
 Adapter = Annotated[Path | None, typer.Option(metavar="DIR", help=ADAPTER, rich_help_panel=LOADED)]
 Epsilon = Annotated[
     float,
-    typer.Option(metavar="EPS", help="A head has a sink where alpha_0 exceeds this.", rich_help_panel=MEASURED),
+    typer.Option(
+        metavar="EPS", help="A head has a sink where alpha_0 exceeds this, between 0 and 1.", rich_help_panel=MEASURED
+    ),
 ]
 METRICS = "Run a Python file and measure the metrics it defines, too; may be repeated."
 Metrics = Annotated[list[Path] | None, typer.Option(metavar="FILE.py", help=METRICS, rich_help_panel=MEASURED)]
