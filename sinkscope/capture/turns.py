@@ -33,6 +33,7 @@ class Turns:
             self._waiting.append(place)
         try:
             place.acquire()
+            self._holder, self._times = get_ident(), 1
         except BaseException:  # Ctrl-C
             with self._mutex:
                 if place in self._waiting:
@@ -40,7 +41,6 @@ class Turns:
                 else:
                     self._hand_on()
             raise
-        self._holder, self._times = get_ident(), 1
 
     def release(self) -> None:
         """Gives the lock to the thread that waits longest, where this one has given it back as often as it took it."""

@@ -229,8 +229,12 @@ class Watched:
         warnings = [*manifest.warnings, *self._unseen(), *self._like_padding(), *self._longer(), *self.left_out]
         return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
 
+    def _count(self, of: Callable[[_Kind], int]) -> int:
+        """The sequences of all domains that have something: of a domain, the most that any of its kinds tells."""
+        return sum(max(map(of, kinds)) for kinds in self._kinds.values())
+
     def _unseen(self) -> list[str]:
-        count = sum(max(kind.unseen for kind in kinds) for kinds in self._kinds.values())
+        count = self._count(lambda kind: kind.unseen)
         if not count:
             return []
         have = "1 sequence has" if count == 1 else f"{count} sequences have"
@@ -240,7 +244,7 @@ class Watched:
         ]
 
     def _like_padding(self) -> list[str]:
-        count = sum(max(kind.like_padding for kind in kinds) for kinds in self._kinds.values())
+        count = self._count(lambda kind: kind.like_padding)
         if not count:
             return []
         some = "1 sequence begins or ends" if count == 1 else f"{count} sequences begin or end"
@@ -251,13 +255,13 @@ class Watched:
         ]
 
     def _longer(self) -> list[str]:
-        count = sum(max(kind.longer for kind in kinds) for kinds in self._kinds.values())
+        count = self._count(lambda kind: kind.longer)
         if not count:
             return []
         some = "1 sequence begins" if count == 1 else f"{count} sequences begin"
         return [
-            f"{some} with all tokens of the one before: a text that is written without a cache of keys and values "
-            "counts once for each pass; use a cache, or give the last pass a label of its own"
+            f"{some} with all tokens of the one before: if the model writes a text without a cache of keys and values, "
+            "each of its passes counts as a sequence; use a cache, or give the last pass a label of its own"
         ]
 
     def domains(self) -> list[Domain]:
