@@ -281,7 +281,7 @@ def _kept_apart(texts: Tensor, seen_by: Tensor, causal: bool) -> bool:
         return False
     seen = seen_by.amax(1)[:, :-1]  # of the last token of a text, if the next one begins behind it
     own = 1 if causal else torch.arange(1, texts.shape[1], device=seen.device)
-    return bool((texts[:, 1:] & (seen <= own)).any())
+    return bool((texts[:, 1:].to(seen.device) & (seen <= own)).any())  # layers may be on several devices
 
 
 def not_read(modules: Iterable[str]) -> str:
