@@ -292,6 +292,20 @@ def test_a_neuron_is_a_row_of_the_down_projection(family: str) -> None:
     assert (ours - losses(model, IDS)).abs().max() > 1e-5
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_mlp_may_have_as_many_neurons_as_the_stream_has_channels(family: str) -> None:
+    overrides = {"intermediate_size": 48} if family == "llama" else {"n_inner": 48}
+    model, by_hand = causal(family, **overrides), causal(family, **overrides)
+    ours = measured_loss(setting_of(model, IDS), "neuron:1.7")
+    with torch.no_grad():
+        if family == "llama":
+            by_hand.base_model.layers[1].mlp.down_proj.weight[:, 7] = 0
+        else:
+            by_hand.base_model.h[1].mlp.c_proj.weight[7] = 0
+    torch.testing.assert_close(ours, losses(by_hand, IDS))
+    assert (ours - losses(model, IDS)).abs().max() > 1e-6
+
+
 def test_a_random_neuron_is_drawn_anew_in_each_draw() -> None:
     model = causal("llama")
     setting = setting_of(model, IDS)

@@ -67,7 +67,8 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     """The linear module by which the MLP of the arm's layer writes to the residual stream, and its number of inputs.
 
     It is the one linear module of the block, outside its attention, that is as wide as the residual stream on its way
-    out and not on its way in. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), also where
+    out and not on its way in; in a block without one, of several neighbours that are as wide both ways, the one that a
+    pass calls last: an MLP with as many neurons as the stream has channels. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), also where
     the matrices of experts are packed into one tensor beside an expert that all tokens share; and where it is called
     several times in a pass.
     """
@@ -77,8 +78,10 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(f"--arm {arm.name}: the model has no layer {arm.layer}")
     inside = {site.module.removeprefix(f"{site.block}.") for site in sites}
     stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
+    path = str(blocks.pop())
     projections, experts = [], False
-    for name, module in setting.base.get_submodule(str(blocks.pop())).named_modules():
+    square: dict[str, list[str]] = {}
+    for name, module in setting.base.get_submodule(path).named_modules():
         if any(name == attention or name.startswith(f"{attention}.") for attention in inside):
             continue
         experts |= any(parameter.ndim > 2 for parameter in module.parameters(recurse=False))
@@ -86,6 +89,12 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
             wide, out = widths(module)
             if out == stream and wide != stream:
                 projections.append((module, wide))
+            elif out == stream:
+                square.setdefault(name.rpartition(".")[0], []).append(f"{path}.{name}")
+    neighbours = [[call for call in setting.plan.calls if call in paths] for paths in square.values()]
+    neighbours = [paths for paths in neighbours if len(paths) > 1]
+    if not projections and len(neighbours) == 1:
+        projections.append((setting.base.get_submodule(neighbours[0][-1]), stream))
     if len(projections) != 1:
         raise SinkscopeError(
             f"--arm {arm.name}: layer {arm.layer} has {len(projections)} projections from neurons to the residual "
