@@ -188,11 +188,11 @@ class Pending:
         elif (read := as_output(self.output, args[0])) is not None:
             self.projected, self.time_first = read
 
-    def keep_written(self, output: Any, bias: Tensor) -> None:
+    def keep_written(self, output: Any, bias: Tensor, time_first: bool = False) -> None:
         """Keeps what the projection returns less its `bias` (D), where what it read was kept: the sum over heads of
-        W_O^h w_i."""
+        W_O^h w_i. `time_first`: it is known to return [T, B, D]."""
         written = output[0] if isinstance(output, tuple) else output
-        if self.time_first and written.dim() == 3:
+        if (self.time_first or time_first) and written.dim() == 3:
             written = written.transpose(0, 1)
         if self.projected is not None and written.shape[:-1] == self.rows:
             self.written = written - bias.to(written.device, written.dtype)

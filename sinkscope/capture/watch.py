@@ -117,7 +117,10 @@ class Capture:
                 projection = self.model.get_submodule(site.projection)
                 if self.writing and site.value_dim is not None:
                     bias = projection_bias(projection, site.heads * site.value_dim)
-                    yield hooked(projection, post=self._keep_written(site.module, bias))
+                    attention = self.model.get_submodule(site.module)
+                    # torch's own attention calls no module to project, and returns what the projection gives.
+                    writer = attention if isinstance(attention, nn.MultiheadAttention) else projection
+                    yield hooked(writer, post=self._keep_written(site.module, bias))
                 yield hooked(projection, pre=self._keep_read(site.module))
 
     def _keep_input(self, path: str) -> Callable[..., None]:
@@ -154,7 +157,8 @@ class Capture:
     def _keep_written(self, path: str, bias: Tensor) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if path in self._latest:
-                self._latest[path].keep_written(output, bias)
+                turned = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+                self._latest[path].keep_written(output, bias, turned)
 
         return self._while_paused(hook)
 

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from sinkscope.capture.axes import hidden_given
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall
@@ -147,22 +148,23 @@ class _Trace:
             return read(call, self.failures)[0]
 
     def _inline(self, found: InlineCall | SdpaCall) -> None:
-        """Keeps what a call in the model's own code attends with, where batch and heads are two axes.
+        """Keeps what a call in the model's own code attends with, where batch and heads are two axes, or one that
+        torch's multi-head attention has made of them.
 
         A softmax that is no attention has another number of heads, or stands beside a call of transformers' interface.
         """
         site = self.sites.get(found.module)
-        if found.folded or site is None or site.path != INLINE:
+        if site is None or site.path != INLINE or (found.folded and not found.feeds_projection):
             return
         with self.torch.paused():
             self._keep(site, found)
 
     def _keep(self, site: Site, found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
-            call = self.plan.of_tokens(found.module, found.call)
+            call = self.plan.of_tokens(found.module, found.unfolded(site.heads))
             signals = _Signals(call.query, call.key, call.value, call.scaling, call.square)
         else:
-            seen = self.plan.of_tokens(found.module, found.seen)
+            seen = self.plan.of_tokens(found.module, found.unfolded(site.heads))
             queries, keys = seen.lengths
             if seen.query is None or seen.key is None or seen.value is None:
                 return
@@ -174,7 +176,7 @@ class _Trace:
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            hidden = _first(args, kwargs)
+            hidden = _first(args, kwargs) if path in self.blocks else _floats(hidden_given(args, kwargs))
             if path in self.blocks:
                 self.records.clear()
             if hidden is None:
@@ -215,6 +217,12 @@ class _Trace:
         if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
+        attention = self.model.get_submodule(site.module)
+        if isinstance(attention, nn.MultiheadAttention):  # it multiplies by its weights without a module's call
+            inside = in_projections(attention, z)
+        if (call.value.shape[0], call.value.shape[2]) == (z.shape[1], z.shape[0]) != z.shape[:2]:  # time comes first
+            z = z.transpose(0, 1)
+            inside = [LinearCall(one.module, *_turned(one.read, one.returned)) for one in inside]
         value = find_projection(call.value, z, inside, exact=True)
         if norm is None:
             return Wiring(None, None, None, None)
@@ -243,6 +251,27 @@ class _Trace:
         return stable_rank(slices.mT, value.mT)
 
 
+def _turned(*tensors: Tensor) -> list[Tensor]:
+    """Hidden states [T, B, D] as [B, T, D]; other tensors as they are."""
+    return [tensor.transpose(0, 1) if tensor.dim() == 3 else tensor for tensor in tensors]
+
+
+def in_projections(attention: nn.MultiheadAttention, z: Tensor) -> list[LinearCall]:
+    """W_Q, W_K and W_V of torch's own multi-head attention, as linear layers that read z."""
+    apart: list[Tensor] = [attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight]
+    weights = apart if attention.in_proj_weight is None else attention.in_proj_weight.chunk(3)
+    biases = [None] * 3 if attention.in_proj_bias is None else attention.in_proj_bias.chunk(3)
+    calls = []
+    for weight, bias in zip(weights, biases, strict=True):
+        if weight.shape[1] == z.shape[-1]:
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            if bias is not None:
+                layer.bias = nn.Parameter(bias, requires_grad=False)
+            calls.append(LinearCall(layer, z, layer(z)))
+    return calls
+
+
 def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim channel"] | None:
     """W_O^hT of every head, in float32 or wider; None where the site has no output projection or its values were not
     seen."""
@@ -254,7 +283,10 @@ def output_slices(model: nn.Module, site: Site) -> Float[Tensor, "head vdim chan
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """A module's main input, `hidden_states` or its first argument; None where that is no float tensor."""
-    read = kwargs.get("hidden_states", args[0] if args else None)
+    return _floats(kwargs.get("hidden_states", args[0] if args else None))
+
+
+def _floats(read: Any) -> Tensor | None:
     return read if isinstance(read, Tensor) and read.is_floating_point() else None
 
 

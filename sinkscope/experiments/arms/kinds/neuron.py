@@ -67,10 +67,11 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
     """The linear module by which the MLP of the arm's layer writes to the residual stream, and its number of inputs.
 
     It is the one linear module of the block, outside its attention, that is as wide as the residual stream on its way
-    out and not on its way in; in a block without one, of several neighbours that are as wide both ways, the one that a
-    pass calls last: an MLP with as many neurons as the stream has channels. Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), also where
-    the matrices of experts are packed into one tensor beside an expert that all tokens share; and where it is called
-    several times in a pass.
+    out and not on its way in. In a block without one it is, of several neighbours that are as wide both ways, the one
+    that a pass calls last: such an MLP has as many neurons as the stream has channels.
+
+    Raises SinkscopeError where there is not exactly one (experts, parallel MLPs), also where the matrices of experts
+    are packed into one tensor beside an expert that all tokens share; and where it is called several times in a pass.
     """
     sites = [site for site in setting.sites if site.layer == arm.layer and site.block is not None]
     blocks = {site.block for site in sites}
