@@ -145,11 +145,17 @@ def write_streaming(runs: list[Path], heads: str | None, form: str | None, out: 
 
 
 def choose_format(name: str | None, out: Path | None) -> Format:
-    """The format called `name`; without a name, the format of the file's extension; else Markdown."""
+    """The format called `name`; without a name, the format of the file's extension; without one, Markdown.
+
+    Raises SinkscopeError for an unknown name, or an extension of no format."""
     if name is not None:
         check_choice("--format", name, [*FORMATS, DATASET, DUO, IDS])
         return FORMATS[name]
-    return (format_of_file(out) if out is not None else None) or FORMATS[DEFAULT]
+    form = None if out is None else format_of_file(out)
+    if form is None and out is not None and out.suffix:
+        known = ", ".join(extension for name in FORMATS for extension in FORMATS[name].extensions)
+        raise SinkscopeError(f"-o {out}: no format has this extension; give one of {known}, or --format")
+    return form or FORMATS[DEFAULT]
 
 
 def check_choice(option: str, value: str, choices: list[str]) -> None:

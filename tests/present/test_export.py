@@ -25,6 +25,7 @@ from tiers import slow_but
 from typer.testing import CliRunner
 
 from sinkscope.cli import app
+from sinkscope.cli.export import choose_format
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.figures.run import draw
 from sinkscope.present.figures.several import caption
@@ -461,6 +462,13 @@ def test_an_extension_is_found_in_any_case(install: Callable[[str, str], None]) 
     install("mine", "LOUD")
     found = [format_of_file(Path(name)) for name in ("table.mine", "table.MINE", "table")]
     assert [form and form.name for form in found] == ["mine", "mine", None]
+
+
+def test_an_extension_of_no_format_is_refused() -> None:
+    for name in ("table.tx", "table.xlsx"):
+        with pytest.raises(SinkscopeError, match=r"no format has this extension; give one of .*\.csv.*, or --format"):
+            choose_format(None, Path(name))
+    assert choose_format(None, Path("table")).name == choose_format("markdown", Path("table.tx")).name == "markdown"
 
 
 @pytest.mark.parametrize(
