@@ -25,6 +25,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.learned_keys import LearnedKeys
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.output_readers import OutputReaders
 from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
@@ -52,6 +53,7 @@ class CallHearing:
         self.keywords: dict[str, str] = {}
         self._torch = InlineWatch(self._found, model, lambda error: self._refuse(first_line(error)))
         self._projections: dict[tuple[str, int], str | None] = {}
+        self._readers = OutputReaders()
         self._oblong = set[str]()
         self._learned = LearnedKeys(model)
 
@@ -65,6 +67,7 @@ class CallHearing:
         self.names = {module: name for name, module in self.model.named_modules()}
         self.changes += 1
         self._projections.clear()
+        self._readers = OutputReaders()
         self._learned = LearnedKeys(self.model)
 
     def begin(self, now: Pass) -> None:
@@ -251,10 +254,10 @@ class CallHearing:
             return None
         if (module, width) not in self._projections:
             self._projections[module, width] = output_projection(self.model, module, width)
-        return self._projections[module, width]
+        return self._projections[module, width] or self._readers.of(module)
 
-    def keep_read(self, name: str, read: Tensor) -> None:
-        """Keeps what an output projection reads of the last call that it belongs to."""
+    def keep_read(self, name: str, read: Tensor, linear: bool) -> None:
+        """Keeps what an output projection reads of the last call that it belongs to. `linear`: a linear layer reads."""
         assert self.now is not None
         if not self.now.heard:
             return
@@ -265,8 +268,30 @@ class CallHearing:
             self._aside(self._unfold, heard, heard.output, read)
         elif heard.path == INLINE:
             self._aside(check_axes, heard.shown, heard.output, read)
+        if linear and self._unnamed(heard) and self._readers.of(heard.module) is None:
+            self._aside(self._read_by, heard, heard.output, name, read)
         if heard.projection == name:
             self._aside(self._keep_projected, heard, heard.output, read)
+
+    def _unnamed(self, heard: Heard) -> bool:
+        """Whether no name tells the output projection of a call."""
+        return heard.value is not None and not self._projections[heard.module, heard.heads * heard.value.shape[-1]]
+
+    def _read_by(self, heard: Heard, output: Tensor, name: str, read: Tensor) -> None:
+        """Takes a layer that reads a call's output for its projection, until the module around it ends."""
+        if self._readers.compare(heard.module, output, name, read):
+            heard.projection = name
+
+    def keep_returned(self, name: str, output: Any) -> None:
+        """Looks whether the module around a layer that read heads returns what the layer returned."""
+        if self.now is None or not self._readers.awaits(name):
+            return
+        self._aside(self._readers.returned, name, output)
+        for heard in self.now.heard:
+            if self._unnamed(heard) and heard.projection is not None and heard.projection.rpartition(".")[0] == name:
+                heard.projection = self._readers.of(heard.module)
+                if heard.projection is None:
+                    heard.projected = None
 
     def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         first = sequences_first(output, read)

@@ -244,7 +244,7 @@ class Listener:
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
             frame.first = len(now.heard)
             if args and isinstance(args[0], Tensor):
-                self._calls.keep_read(name, args[0])
+                self._calls.keep_read(name, args[0], last is True)
 
         return enter
 
@@ -259,6 +259,7 @@ class Listener:
             frame = self._frames.pop()
             now = self._calls.now
             if now is not None:
+                self._calls.keep_returned(name, output)
                 if not function:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:

@@ -18,7 +18,8 @@ from sinkscope.capture.sites import call_name, stream_of
 
 @dataclass(frozen=True)
 class Seen:
-    """One attention call of a pass. `heads` and the fields after it are as in Site."""
+    """One attention call of a pass. `heads` and the fields after it are as in Site. `reader`: path of the linear layer
+    that read just what the call returned; None where that was not one."""
 
     module: str
     rows: int
@@ -33,6 +34,7 @@ class Seen:
     window: int | None = None
     score: str = "softmax"
     kernel: str | None = None
+    reader: str | None = None
 
 
 @dataclass

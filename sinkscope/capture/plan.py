@@ -21,6 +21,7 @@ from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums
 from sinkscope.capture.learned_keys import LearnedKeys, Places, Record, not_read, unchanged, without
 from sinkscope.capture.masks.lazy import windows_of_masks
 from sinkscope.capture.output_projection import output_projection
+from sinkscope.capture.output_readers import OutputReaders
 from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory, is_smaller_than_kernel
 from sinkscope.capture.shapes import shape_of
@@ -155,6 +156,7 @@ def _dry_run(
             raise SinkscopeError(f"an attention module outside the model was called: {type(module).__name__}")
         with watch.paused():
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
+            readers.attended(names[module], output)
             call = kept.of_tokens(names[module], call)
             record = _seen(names[module], call, INTERFACE, window_of(call.mask))
             kept.keep(record if call.of_positions else None, names[module], call)
@@ -162,14 +164,17 @@ def _dry_run(
 
     def inline(found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
+            readers.attended(found.module, found.unfolded_output(None))
             call = kept.of_tokens(found.module, found.unfolded(None))
             record = _seen(found.module, call, INLINE, window_of(found.call.mask)) if call.of_positions else None
             kept.keep(record, found.module, call, _onward(call))
         else:
-            maps = kept.of_tokens(found.module, found.unfolded(found.seen.probabilities.shape[-3]))
+            whole_map = found.unfolded(found.seen.probabilities.shape[-3])
+            readers.attended(found.module, whole_map.output)
+            maps = kept.of_tokens(found.module, whole_map)
             kept.keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
-    watch = InlineWatch(inline, model)
+    watch, readers = InlineWatch(inline, model), OutputReaders()
     with (
         torch.no_grad(),
         windows_of_masks() as window_of,
@@ -177,13 +182,14 @@ def _dry_run(
         watch.watched(model),
         runnable(model, advice=advice),
         hidden_states(model) as given,
+        readers.listening(model, watch.paused),
     ):
         forward()
         watch.flush()
     seen, keys = kept.seen, kept.keys
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
-    whole = [record for record in seen if record.module not in parts]
+    whole = [replace(record, reader=readers.of(record.module)) for record in seen if record.module not in parts]
     return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned)
 
 
@@ -290,7 +296,7 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 value_dim=record.value_dim,
                 causal=record.causal,
                 block=block[0] if block else None,
-                projection=None if width is None else output_projection(model, record.module, width),
+                projection=None if width is None else output_projection(model, record.module, width) or record.reader,
                 path=record.path,
                 score=record.score,
                 kernel=record.kernel,

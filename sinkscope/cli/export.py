@@ -108,11 +108,11 @@ def table_of(
     from sinkscope.runs.paper_table import paper_table, sources_table
     from sinkscope.runs.run import load_run
 
+    check_writable(out)
     chosen = choose_format(form, out)
     if chosen.binary and out is None:
         raise SinkscopeError(f"--format {chosen.name} is binary: name a file with -o")
     check_floating(chosen, caption, label)
-    check_writable(out)
     loaded = [load_run(path) for path in runs]
     whole = chosen.sources and not (level or metric)
     table = sources_table(loaded) if whole else paper_table(loaded, level, metric)

@@ -177,8 +177,8 @@ class SdpaCall:
         query, key, value = (_unfold(tensor, heads) for tensor in (call.query, call.key, call.value))
         return replace(call, query=query, key=key, value=value, mask=mask)
 
-    def unfolded_output(self, heads: int) -> Tensor:
-        """The output as (B, Tq, H, dv)."""
+    def unfolded_output(self, heads: int | None) -> Tensor:
+        """The output as (B, Tq, H, dv); `heads` as in `unfolded`."""
         return _unfold(self.output, heads).transpose(1, 2)
 
 

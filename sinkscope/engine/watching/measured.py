@@ -224,7 +224,10 @@ class Measurer:
         given = Given(rows, first.second, first.hidden_shapes if len(joined.passes) == 1 else {})
         named = {whole.heard.name: call for whole, call in zip(wholes, seen, strict=True)}
         parts = frozenset(first.split | pieces | no_maps(self.model, named, first.unmatched, given))
-        names = tuple((whole.heard.name, whole.heard.heads, whole.queries == whole.keys) for whole in wholes)
+        names = tuple(
+            (whole.heard.name, whole.heard.heads, whole.heard.projection, whole.queries == whole.keys)
+            for whole in wholes
+        )
         key = names, parts, frozenset(first.unmatched), first.decodes, first.changes
         if key not in self._known:
             read = {name: call for name, call in named.items() if call.module not in parts}
@@ -368,6 +371,7 @@ def _seen(whole: Whole) -> Seen:
         window=None if call is None else call.window,
         score="softmax" if call is None else call.score,
         kernel=None if call is None else (kernel_of(call) or TORCH),
+        reader=heard.projection,
     )
 
 
