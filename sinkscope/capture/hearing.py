@@ -53,7 +53,7 @@ class CallHearing:
         self.keywords: dict[str, str] = {}
         self._torch = InlineWatch(self._found, model, lambda error: self._refuse(first_line(error)))
         self._projections: dict[tuple[str, int], str | None] = {}
-        self._readers = OutputReaders()
+        self._readers = OutputReaders(self.model)
         self._oblong = set[str]()
         self._learned = LearnedKeys(model)
 
@@ -67,7 +67,7 @@ class CallHearing:
         self.names = {module: name for name, module in self.model.named_modules()}
         self.changes += 1
         self._projections.clear()
-        self._readers = OutputReaders()
+        self._readers = OutputReaders(self.model)
         self._learned = LearnedKeys(self.model)
 
     def begin(self, now: Pass) -> None:
@@ -288,7 +288,7 @@ class CallHearing:
             return
         self._aside(self._readers.returned, name, output)
         for heard in self.now.heard:
-            if self._unnamed(heard) and heard.projection is not None and heard.projection.rpartition(".")[0] == name:
+            if self._unnamed(heard) and heard.projection is not None and self._readers.around(heard.projection) == name:
                 heard.projection = self._readers.of(heard.module)
                 if heard.projection is None:
                     heard.projected = None

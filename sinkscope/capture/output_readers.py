@@ -22,7 +22,8 @@ class OutputReaders:
     several layers read the output, none is known to be the projection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self._readers: dict[str, set[str]] = {}
         self._open: dict[str, Tensor | None] = {}
         self._alone: dict[str, bool] = {}
@@ -41,9 +42,16 @@ class OutputReaders:
             self._open[path] = None
         return same
 
+    def around(self, path: str) -> str:
+        """The path of the module that calls the layer at `path`: the nearest around it that is no mere list of
+        modules."""
+        above = path.rpartition(".")[0]
+        lists = isinstance(self.model.get_submodule(above), nn.ModuleList | nn.ModuleDict)
+        return self.around(above) if lists and above else above
+
     def awaits(self, path: str) -> bool:
         """Whether it needs to know what the module at this path returns: a layer that reads heads, or one around it."""
-        return path in self._open or any(_around(reader) == path for reader in self._open)
+        return path in self._open or path in map(self.around, self._open)
 
     def returned(self, path: str, output: Any) -> None:
         """Takes what a module returns that it awaits."""
@@ -51,7 +59,7 @@ class OutputReaders:
         tensor = given if isinstance(given, Tensor) else None
         if path in self._open:
             self._open[path] = tensor
-        for reader in [reader for reader in self._open if _around(reader) == path]:
+        for reader in [reader for reader in self._open if self.around(reader) == path]:
             own = self._open.pop(reader)
             same = own is not None and tensor is not None and own.shape == tensor.shape and torch.equal(own, tensor)
             self._alone[reader] = same and self._alone.get(reader, True)
@@ -61,7 +69,7 @@ class OutputReaders:
         self._last = None if output is None or output.is_meta else (module, output)
 
     @contextmanager
-    def listening(self, model: nn.Module, aside: Callable[[], Any]) -> Iterator[None]:
+    def listening(self, aside: Callable[[], Any]) -> Iterator[None]:
         """Hears the model's linear layers until the block ends. `aside` makes a context for our own computations."""
 
         def before(path: str) -> Callable[..., None]:
@@ -80,14 +88,10 @@ class OutputReaders:
 
             return hook
 
-        linear = {path: module for path, module in model.named_modules() if is_linear(module)}
+        linear = {path: module for path, module in self.model.named_modules() if is_linear(module)}
         with ExitStack() as stack:
             for path, module in linear.items():
                 stack.enter_context(hooked(module, pre=before(path)))
-            for path in sorted({*linear, *map(_around, linear)}):
-                stack.enter_context(hooked(model.get_submodule(path), post=after(path)))
+            for path in sorted({*linear, *map(self.around, linear)}):
+                stack.enter_context(hooked(self.model.get_submodule(path), post=after(path)))
             yield
-
-
-def _around(path: str) -> str:
-    return path.rpartition(".")[0]

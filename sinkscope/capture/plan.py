@@ -174,7 +174,7 @@ def _dry_run(
             maps = kept.of_tokens(found.module, whole_map)
             kept.keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
 
-    watch, readers = InlineWatch(inline, model), OutputReaders()
+    watch, readers = InlineWatch(inline, model), OutputReaders(model)
     with (
         torch.no_grad(),
         windows_of_masks() as window_of,
@@ -182,7 +182,7 @@ def _dry_run(
         watch.watched(model),
         runnable(model, advice=advice),
         hidden_states(model) as given,
-        readers.listening(model, watch.paused),
+        readers.listening(watch.paused),
     ):
         forward()
         watch.flush()

@@ -15,17 +15,17 @@ WRITES = ["lthon", "ahon", "honor", "residual_write", "ov_drain"]
 
 
 class Outside(nn.Module):
-    """An attention whose projection stands outside of it and has a name of its own; `readers` of 2: a gate reads what
-    it reads."""
+    """An attention whose projection stands outside of it, in a list with a name of its own; `readers` of 2: a gate
+    reads what it reads."""
 
     def __init__(self, attention: nn.Module, readers: int) -> None:
         super().__init__()
-        self.mix, attention.c_proj = attention.c_proj, nn.Identity()
+        self.mixes, attention.c_proj = nn.ModuleList([attention.c_proj]), nn.Identity()
         self.attention, self.opens = attention, nn.Linear(WIDTH, WIDTH) if readers == 2 else None
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.attention(x)
-        mixed: Tensor = self.mix(heads)
+        mixed: Tensor = self.mixes[0](heads)
         return mixed if self.opens is None else mixed * self.opens(heads).sigmoid()
 
 
