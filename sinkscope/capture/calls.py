@@ -78,6 +78,11 @@ class AttentionCall:
         """Whether positions attend to positions. False for a single query: pooling, or attention over layers."""
         return self.query.shape[2] > 1
 
+    def over_layers(self, positions: int | None) -> bool:
+        """Whether each of so many positions attends apart from the others, from something else to something else, with
+        positions in the place of heads: Inkling's blocks attend so over the layers before them."""
+        return self.query.shape[1] == positions and positions not in self.lengths
+
     @property
     def visible(self) -> Visibility:
         """Which keys each query sees. Raises ValueError where the mask does not fit the queries and keys."""

@@ -145,12 +145,15 @@ class CallHearing:
         for keyword in unknown_keywords(rest):
             self.keywords.setdefault(keyword, path)
         query, key, value = tensors
+        assert self.now is not None
+        if call_of(query, key, value, None, causal, {}).over_layers(self.now.second):
+            return
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)
         call = self._learned.without(path, detached(call_of(query, key, value, mask, causal, rest)))
         self._resume(path, call, query.shape[2], partial(_end_of, call))
         heard = self._keep(path, INTERFACE, call, output.detach(), dropped=bool(keywords.get("dropout")))
-        if self.now is not None and self.now.shares is not None:
+        if self.now.shares is not None:
             ends = keywords.get("cu_seq_lens_k")
             heard.ends = ends.tolist() if isinstance(ends, Tensor) else None
 

@@ -51,6 +51,12 @@ class Plan:
     """How often each module is called in the dry run: several times where layers share it, or in a loop."""
     learned: Mapping[str, Places] = field(default_factory=dict)
     """Where the modules that put learned keys beside those of their tokens put these."""
+    aside: frozenset[str] = frozenset()
+    """Modules that attend over something else than positions, as over the layers before them."""
+
+    def of_positions(self, path: str | None, call: AttentionCall) -> bool:
+        """Whether a call of the module at `path` is one over positions, and can be read."""
+        return call.of_positions and path not in self.aside and path not in self.unread
 
     def of_tokens(self, path: str, record: Record) -> Record:
         """The record of a call in the module at `path` without the keys that it has learned; see `learned_keys`."""
@@ -96,20 +102,22 @@ def plan(
         seen = [replace(record, kernel=record.kernel and TORCH) for record in seen]
     positions = max(record.queries for record in seen)
     return Plan(
-        sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.calls, run.learned
-    )
+        sites_of(model, seen), run.unread, positions, failures, passed.unknown, passed.declared, run.calls, run.learned,
+        run.aside,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _DryRun:
     """The calls of a pass that are whole maps, the keys of all calls, and what `Plan` has of the pass as `unread`,
-    `calls` and `learned`."""
+    `calls`, `learned` and `aside`."""
 
     seen: list[Seen]
     keys: list[Keys]
     unread: tuple[str, ...]
     calls: Mapping[str, int]
     learned: Mapping[str, Places]
+    aside: frozenset[str]
 
 
 class _Kept:
@@ -149,6 +157,7 @@ def _dry_run(
     known: Mapping[str, Places] | None = None,
 ) -> _DryRun:  # fmt: skip
     names = {module: name for name, module in model.named_modules()}
+    aside = set[str]()
     kept = _Kept(model, known or {})
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
@@ -158,15 +167,18 @@ def _dry_run(
             output = shape_of(call) if call.query.is_meta else read(call, failures)[0]
             readers.attended(names[module], output)
             call = kept.of_tokens(names[module], call)
-            record = _seen(names[module], call, INTERFACE, window_of(call.mask))
-            kept.keep(record if call.of_positions else None, names[module], call)
+            record = _seen(names[module], call, INTERFACE, window_of(call.mask, module))
+            if call.over_layers(given.length):
+                aside.add(names[module])
+            kept.keep(record if call.of_positions and names[module] not in aside else None, names[module], call)
             return output
 
     def inline(found: InlineCall | SdpaCall) -> None:
         if isinstance(found, SdpaCall):
             readers.attended(found.module, found.unfolded_output(None))
             call = kept.of_tokens(found.module, found.unfolded(None))
-            record = _seen(found.module, call, INLINE, window_of(found.call.mask)) if call.of_positions else None
+            window = window_of(found.call.mask, model.get_submodule(found.module))
+            record = _seen(found.module, call, INLINE, window) if call.of_positions else None
             kept.keep(record, found.module, call, _onward(call))
         else:
             whole_map = found.unfolded(found.seen.probabilities.shape[-3])
@@ -190,7 +202,7 @@ def _dry_run(
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
     whole = [replace(record, reader=readers.of(record.module)) for record in seen if record.module not in parts]
-    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned)
+    return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned, frozenset(aside))
 
 
 def _onward(call: AttentionCall) -> bool:

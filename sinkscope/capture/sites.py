@@ -200,7 +200,7 @@ def kind_of(module: nn.Module, window: int | None, cross: bool, causal: bool, la
     """`full`, `sliding:W`, `chunked:C` or `cross`, from the window that the call names and from the configuration."""
     if cross:
         return AttentionKind("cross")
-    if window is None:
+    if window is None and getattr(module, "is_sliding", True):  # EXAONE 4 names the window in its full layers, too
         window = getattr(module, "sliding_window", None)
     if isinstance(window, int) and window > 0:
         return AttentionKind("sliding", window if causal else _keys_back(module, window))

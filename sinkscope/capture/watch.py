@@ -199,7 +199,7 @@ class Capture:
         return site
 
     def _dispatched(self, module: nn.Module, call: AttentionCall) -> Tensor:
-        if not call.of_positions or self._names.get(module) in self.plan.unread:
+        if not self.plan.of_positions(self._names.get(module), call):
             with self._watch.paused():
                 return read(self._masks.read(call), self.plan.failures)[0]
         call = self._of_tokens(self._names.get(module, ""), call)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -148,18 +148,21 @@ def lazy_masks(large: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def windows_of_masks() -> Iterator[Callable[[Tensor | None], int | None]]:
+def windows_of_masks() -> Iterator[Callable[[Tensor | None, nn.Module], int | None]]:
     """Tells the sliding window of each mask that transformers makes for this thread until the block ends.
 
     Such a mask is never left out (None), as transformers does where no key lies before the window: it tells whose call
-    has the window.
+    has the window. A model may make a mask of its own from it, as Doge does: where all masks of transformers have the
+    window that the calling module's configuration names, that mask has it, too.
     """
     windows: dict[int, tuple[Tensor, int]] = {}  # with the masks, because a freed address could be used again
+    made = set[int | None]()
 
     def noting(original: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         def make(*args: Any, **kwargs: Any) -> Tensor | None:
             arguments = mask_arguments(original, args, kwargs)
             window = mask_window(arguments)
+            made.add(window)
             if window is None:
                 return original(**arguments)
             _, queries, keys = mask_sizes(arguments)
@@ -171,9 +174,12 @@ def windows_of_masks() -> Iterator[Callable[[Tensor | None], int | None]]:
         make.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # it may be wrapped once more
         return make
 
-    def window_of(mask: Tensor | None) -> int | None:
+    def window_of(mask: Tensor | None, module: nn.Module) -> int | None:
         address = None if mask is None else _address(mask)
-        return windows[address][1] if address in windows else None
+        if address in windows:
+            return windows[address][1]
+        named = getattr(getattr(module, "config", None), "sliding_window", None)
+        return named if address is not None and made == {named} else None
 
     registry = registry_of(AttentionMaskInterface)
     with layered(AttentionMaskInterface, {name: noting(registry[name]) for name in READ if name in registry}):

@@ -57,7 +57,7 @@ def watched(forward: Pass, sinks: SinkCount) -> Iterator[None]:
 
     def attention(module: nn.Module, call: AttentionCall) -> Tensor:
         name = names.get(module)
-        if name is None or not call.of_positions or name in setting.plan.unread:  # no site of the base model
+        if name is None or not setting.plan.of_positions(name, call):  # no site of the base model
             return read(masks.read(call), setting.plan.failures)[0]
         site = by_call.get((name, counts[name]))
         if site is None:
