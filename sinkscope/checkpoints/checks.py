@@ -184,19 +184,32 @@ class NotCausal(SinkscopeError):
     """The checkpoint is not a causal language model: it does not predict the next token."""
 
 
-def need_causal(name: str, classes: list[str]) -> None:
-    """Raises NotCausal unless one of the classes predicts the next token.
+def need_causal(name: str, classes: list[str], config: Any) -> None:
+    """Raises NotCausal unless one of the classes, of a model of this configuration, predicts the next token.
 
     transformers would load any other class with a random next-token head and report no error.
     """
     from sinkscope.capture.private_doors import causal_class_names
 
     causal = causal_class_names()
+    beside_pictures = reads_pictures_too(config)
+    if beside_pictures is not None and beside_pictures.__name__ in classes:
+        return
     if not any(class_name in causal or class_name.endswith(("ForCausalLM", "LMHeadModel")) for class_name in classes):
         raise NotCausal(
             f"{name} is not a causal language model ({', '.join(classes) or 'no architecture named'}): without a "
             "next-token head it predicts no text"
         )
+
+
+def reads_pictures_too(config: Any) -> type | None:
+    """transformers' class with a next-token head, of a decoder that reads pictures beside text, such as LLaVA; None
+    where it has none for this configuration."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    found: type | None = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    parts = () if found is None else (config, config.get_text_config())
+    return None if any(getattr(part, "is_encoder_decoder", False) for part in parts) else found
 
 
 NUMBERS = {"F64", "F32", "F16", "BF16"}

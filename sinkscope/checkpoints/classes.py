@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sinkscope.capture.private_doors import base_class
-from sinkscope.checkpoints.checks import Bounds
+from sinkscope.checkpoints.checks import Bounds, reads_pictures_too
 from sinkscope.checkpoints.private_doors import loading_report
 from sinkscope.checkpoints.sources import Source
 from sinkscope.errors import SinkscopeError, all_lines
@@ -59,7 +59,7 @@ def _families(name: str, config: Any, head: bool, own: dict[str, Any]) -> list[A
 
     Raises SinkscopeError where this code has no model with a head, and one is needed.
     """
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel
 
     if head and own and "AutoModelForCausalLM" not in own:
         raise SinkscopeError(
@@ -67,9 +67,21 @@ def _families(name: str, config: Any, head: bool, own: dict[str, Any]) -> list[A
             "AutoModelForCausalLM), so what it predicts cannot be measured"
         )
     if head or (own and "AutoModel" not in own):
-        return [AutoModelForCausalLM]
+        return [with_head(config)]
     named = [] if own else _named_classes(config)
     return named if named and base_class(config) is None else [AutoModel, *named]
+
+
+def with_head(config: Any) -> Any:
+    """The automatic class that makes a model of this configuration with its next-token head."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    beside_pictures = reads_pictures_too(config)
+    if beside_pictures is None:
+        return AutoModelForCausalLM
+    of_text_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    named = beside_pictures.__name__ in (config.architectures or ())
+    return AutoModelForCausalLM if of_text_alone and not named else AutoModelForImageTextToText
 
 
 def _named_classes(config: Any) -> list[Any]:

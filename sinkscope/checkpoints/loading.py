@@ -147,7 +147,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
             f"a model (torch.nn.Module) or a name is needed, not {type(outer).__name__}: where it holds one, give that"
         )
     if head:
-        need_causal(type(model).__name__, [type(model).__name__])
+        need_causal(type(model).__name__, [type(model).__name__], configuration(model))
     with quiet_transformers(bars_too=True):
         unpack(model)
     base = model if head or configuration(model) is None else inner_model(unwrapped(model))
@@ -249,7 +249,7 @@ def _load_model(
             config = AutoConfig.from_pretrained(source.location, **common)
             placement.check(source.name, config)
             if options.head:
-                need_causal(source.name, getattr(config, "architectures", None) or [])
+                need_causal(source.name, getattr(config, "architectures", None) or [], config)
             arguments = {
                 "dtype": torch.float32 if source.gguf and dtype == "auto" else dtype,
                 "attn_implementation": implementation(config),

@@ -18,7 +18,7 @@ from torch import nn
 from sinkscope.capture.private_doors import base_class
 from sinkscope.checkpoints.checkpoint import Checkpoint
 from sinkscope.checkpoints.checks import Bounds, need_causal
-from sinkscope.checkpoints.classes import unwrapped
+from sinkscope.checkpoints.classes import unwrapped, with_head
 from sinkscope.checkpoints.examples import find_example, packed, ready
 from sinkscope.checkpoints.loading import FAMILIES, implementation, pick_dtype
 from sinkscope.checkpoints.quiet import quiet_transformers, silent
@@ -65,7 +65,7 @@ def outlined(name: str, options: LoadOptions) -> Outline:
     with quiet_transformers(bars_too=True), _found(name, options.revision) as place:
         config = _configuration(name, place, options)
         if options.head:
-            need_causal(name, getattr(config, "architectures", None) or [])
+            need_causal(name, getattr(config, "architectures", None) or [], config)
         dtype, notes = _dtype(config, options, place.gguf is not None)
         model = _made(name, config, options, dtype)
     facts = {"id": name, "revision": place.commit, "weight_bytes": place.weight_bytes, "dtype": _short(dtype)}
@@ -80,7 +80,7 @@ def outline_of(model: nn.Module, head: bool) -> Outline:
     if config is None:
         raise SinkscopeError(f"a transformers model or a name is needed, not {type(model).__name__}")
     if head:
-        need_causal(type(model).__name__, [type(model).__name__])
+        need_causal(type(model).__name__, [type(model).__name__], config)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     name = getattr(config, "name_or_path", None) or type(model).__name__
     with quiet_transformers():
@@ -165,9 +165,9 @@ def _dtype(config: Any, options: LoadOptions, gguf: bool) -> tuple[torch.dtype, 
 
 
 def _made(name: str, config: Any, options: LoadOptions, dtype: torch.dtype) -> nn.Module:
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel
 
-    family = AutoModelForCausalLM if options.head else AutoModel
+    family = with_head(config) if options.head else AutoModel
     if not options.head and not options.trust_remote_code and base_class(config) is None:
         raise SinkscopeError(
             f"{name}: transformers' AutoModel makes no model of its {type(config).__name__}, so its operations cannot "

@@ -30,7 +30,7 @@ from models import random_ids
 from reference import alpha_scores, find_layers, peak_range, run_sequence
 from tiers import slow_but
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typer.testing import CliRunner, Result
 from watched import hooks
@@ -586,6 +586,35 @@ def test_a_threshold_of_another_length_is_refused(tiny_model: Any, tokenizer: An
         sinkscope.arms(
             tiny_model, ["dynamic:bos_mass:25%"], run=read_run, tokenizer=tokenizer, **SMALL | {"seq_len": 12}
         )
+
+
+def test_a_decoder_in_a_wrapper_has_the_heads_of_its_run() -> None:
+    """BartForCausalLM calls its decoder through a wrapper; a scan measures the decoder, and its run was refused."""
+    model = tiny_model_of(AutoModelForCausalLM, "bart")
+    ids = IDS % model.config.vocab_size
+    run = sinkscope.scan(model, data=ids, self_check=False)
+    whole = sinkscope.ablate(model, run, data=ids.flip(1), fractions=[0.25], draws=2)
+    assert whole.table["loss"].notna().all()
+
+
+def test_a_model_that_reads_pictures_too_predicts_text(tmp_path: Path) -> None:
+    model = tiny_model_of(AutoModelForImageTextToText, "llava")
+    ids = IDS % model.config.text_config.vocab_size
+    model.save_pretrained(tmp_path / "llava")
+    for given in (model, str(tmp_path / "llava")):
+        table = sinkscope.arms(given, ["heads:1.0"], data=ids, draws=2).table.set_index("arm")
+        assert table.loc["unablated", "loss"] == pytest.approx(float(losses(model, ids).mean()), rel=1e-6)
+        assert table.loc["heads:1.0", "loss"] != table.loc["unablated", "loss"]
+
+
+def test_a_threshold_of_mixed_lengths_is_refused() -> None:
+    """Its run was accepted for the one sequence that is as long as the text."""
+    model, mask = causal("llama").float(), torch.ones_like(IDS)
+    mask[1:, 6:] = 0
+    run = sinkscope.scan(model, data={"input_ids": IDS, "attention_mask": mask}, self_check=False)
+    told = "scores over 6 to 40 tokens.*give a run whose sequences all have 40 tokens"
+    with pytest.raises(sinkscope.SinkscopeError, match=told):
+        sinkscope.arms(model, ["dynamic:bos_mass:10%"], run=run, data=IDS.flip(1))
 
 
 def test_hidden_keys_are_a_dense_mask_to_the_bit() -> None:

@@ -360,6 +360,22 @@ def test_a_training_that_resumes_keeps_the_rows_before_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_training_that_resumes_between_measurements_keeps_its_last_one(tmp_path: Path) -> None:
+    """Step 2 was measured as the end of the first training; `every` does not come to it again."""
+    trained(tmp_path, [callback(every=3)], max_steps=2, save_strategy="steps", save_steps=2)
+    first = (tmp_path / "trajectory.csv").read_text()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True, seed=3,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(causal_llama(), arguments, train_dataset=rows(), callbacks=[callback(every=3)])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    whole = (tmp_path / "trajectory.csv").read_text()
+    assert whole.startswith(first)
+    assert pd.read_csv(tmp_path / "trajectory.csv")["step"].unique().tolist() == [0, 2, 3, 4]
+
+
+@pytest.mark.slow
 def test_a_file_that_is_no_trajectory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "trajectory.csv").write_text("step,mine\n1,2\n")
     with pytest.raises(sinkscope.SinkscopeError, match="no trajectory"):

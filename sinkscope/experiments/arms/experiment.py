@@ -196,7 +196,7 @@ def _another_model(checkpoint: Checkpoint, run: Run) -> SinkscopeError:
 
 def planned(checkpoint: Checkpoint) -> tuple[nn.Module, Plan]:
     """The base model and its attention calls."""
-    base: nn.Module = getattr(checkpoint.model, "base_model", checkpoint.model)
+    base = unwrapped(checkpoint.model)
     forward, short = Forward(base), probe(checkpoint)
     return base, plan(base, lambda: forward(short))
 

@@ -11,6 +11,7 @@ import torch
 from sinkscope.capture.alone import alone
 from sinkscope.checkpoints import LoadOptions
 from sinkscope.checkpoints.checkpoint import check_length
+from sinkscope.checkpoints.classes import unwrapped
 from sinkscope.checkpoints.forward import DRY_RUN_TOKENS, SEVERAL
 from sinkscope.checkpoints.loading import check_device_map, pick_device
 from sinkscope.checkpoints.outline import Outline, outline_of, outlined
@@ -77,7 +78,7 @@ def dry_run_arms(
     outline = _outline(model, LoadOptions(revision, dtype=dtype, trust_remote_code=trust_remote_code, head=True))
     count, length = size_of(text, outline, None if loaded is None else loaded.manifest)
     check_length(outline, length)
-    base = getattr(outline.model, "base_model", outline.model)
+    base = unwrapped(outline.model)
     look = looked(base, token_ids, [(count, length)])
     if look.plan is None:
         raise SinkscopeError(f"the arms cannot be counted without loading the model: {look.why}")

@@ -195,12 +195,12 @@ class SinkCallback(TrainerCallback):  # type: ignore[misc] # transformers export
 def logged_values(run: Run) -> dict[str, float]:
     """What SinkCallback logs of a measurement.
 
-    sink/rate_0.3: percent of heads with alpha_0 above epsilon. sink/bos_mass: mean attention on the first token.
-    sink/dormant: number of dormant heads. sink/max_abs: the largest absolute activation of the residual stream.
-    sink/norm_ratio: the first token's norm over the others', in the layer where it is largest. sink/entropy_min: the
-    lowest mean entropy of a head, in nats. sink/layer_07/bos_mass: mean over the layer's heads. Models with several
-    streams have the stream's name after `sink/`. What is missing is left out, and so is the rate where attention is no
-    softmax.
+    sink/rate_0.3: percent of (sequence, head) pairs with alpha_0 above epsilon. sink/bos_mass: mean attention on the
+    first token. sink/dormant: number of dormant heads. sink/max_abs: the largest absolute activation of the residual
+    stream. sink/norm_ratio: the first token's norm over the others', in the layer where it is largest.
+    sink/entropy_min: the lowest mean entropy of a head, in nats. sink/layer_07/bos_mass: mean over the layer's heads.
+    Models with several streams have the stream's name after `sink/`. What is missing is left out, and so is the rate
+    where attention is no softmax.
     """
     values: dict[str, float] = {}
     for stream, summary in run.summary.streams.items():
@@ -234,7 +234,7 @@ def keep_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     rows = read_rows(path, "output")
-    kept = rows[rows["step"] < step]  # the step itself is measured again
+    kept = rows[(rows["step"] <= step) & (step > 0)]  # where the step is measured again, its rows are replaced
     if len(kept):
         write_file(path, _as_csv(kept))
     else:

@@ -41,8 +41,14 @@ class DynamicHeads(Arm):
     def ready(self, setting: Setting) -> Arm:
         check_sites(setting)
         assert setting.run is not None  # `check_run` saw to it
-        lengths, length = {data.seq_len for data in setting.run.manifest.data}, setting.ids.shape[1]
-        if length not in lengths:
+        read, length = setting.run.manifest.data, setting.ids.shape[1]
+        lengths = {tokens for data in read for tokens in (data.shortest or data.seq_len, data.seq_len)}
+        if len(lengths) > 1:
+            raise SinkscopeError(
+                f"--arm {self.name}: its threshold is one of scores over {min(lengths)} to {max(lengths)} tokens, the "
+                f"run's, and scores change with the length: give a run whose sequences all have {length} tokens"
+            )
+        if lengths != {length}:
             raise SinkscopeError(
                 f"--arm {self.name}: its threshold is one of scores over {max(lengths)} tokens, the run's, and scores "
                 f"change with the length: leave out --seq-len {length}, or give a run of that length"
