@@ -330,8 +330,16 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     signals = (kwargs[name] for name in STREAM_INPUTS if isinstance(kwargs.get(name), Tensor))
     now.signals = next((len(signal) for signal in signals if signal.dim()), None)
     now.cache = cache_given(kwargs)
-    now.before = 0 if now.cache is None else int(now.cache.get_seq_length())
+    now.before = 0 if now.cache is None else _positions_in(now.cache)
     return now
+
+
+def _positions_in(cache: Any) -> int:
+    """The positions whose keys a cache holds; 0 for one of a model without attention (Mamba), which raises."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return 0
 
 
 def _later_texts(positions: Any) -> Tensor | None:
@@ -359,7 +367,10 @@ def cache_given(kwargs: Mapping[str, Any]) -> Any:
 
 
 def _cache_in(given: Any) -> Any:
-    return given if hasattr(given, "get_seq_length") else None
+    """A cache that a model is given or returns; None where it is none. Of a pair, the one of self-attention: a model
+    may put the cache that it is given into a new pair in each pass (BLIP's text decoder)."""
+    inner = getattr(given, "self_attention_cache", None)
+    return next((cache for cache in (inner, given) if hasattr(cache, "get_seq_length")), None)
 
 
 def cache_returned(output: Any) -> Any:

@@ -225,7 +225,7 @@ class CallHearing:
             self.now.resumes(name, record.key, record.value, queries, ends)
 
     def _place(self, path: str, cross: bool) -> str:
-        return place_of(stream_of(self.model, path, cross), path)
+        return place_of(self.model, stream_of(self.model, path, cross), path)
 
     def _keep(
         self, module: str, path: str, call: AttentionCall | None, output: Tensor | None, dropped: bool = False,

@@ -370,7 +370,7 @@ class Joined:
         return Order.of(valid)
 
     def _place(self, site: Steps) -> str:
-        return place_of(stream_of(self._model, site.module, site.cross), site.module)
+        return place_of(self._model, stream_of(self._model, site.module, site.cross), site.module)
 
     def _in_order(self, whole: Whole, order: Order, known: dict[tuple[object, ...], object]) -> Whole:
         if self._place(self._sites[whole.heard.name]) in ("signal", "encoder"):

@@ -20,7 +20,7 @@ from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import strip
 from sinkscope.capture.parts import Keys, end_of_map
-from sinkscope.capture.sites import place_of, shown_name, stream_of
+from sinkscope.capture.sites import shown_name, stream_of
 from sinkscope.errors import SinkscopeError
 
 Record = TypeVar("Record", AttentionCall, AttentionMap)
@@ -105,7 +105,7 @@ class LearnedKeys:
         return queries != keys or self._reads_another(path)
 
     def _reads_another(self, path: str) -> bool:
-        return place_of(stream_of(self._model, path, False), path) == "cross"
+        return stream_of(self._model, path, False) == "cross"
 
     def _seen(self, path: str, record: AttentionCall | AttentionMap) -> Places:
         """Where the first and last keys are parameters of the module at `path` or of one that holds it, by their keys

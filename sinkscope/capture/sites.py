@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -112,7 +113,10 @@ HEAD_COUNTS = (
 STREAM_NAMES = {
     "vision": ("vision", "visual", "image", "vit"),
     "audio": ("audio", "speech"),
+    "text": ("text", "language", "llm"),
 }
+"""The stream by a word of the module's path, or its beginning (`vision_tower`, `visual`)."""
+WHOLE_WORDS = ("vit",)
 
 STREAM_INPUTS = {"pixel_values": "vision", "input_features": "audio", "input_values": "audio"}
 """The stream by the model's main input, for modules whose path does not tell it."""
@@ -169,11 +173,17 @@ def stream_of(model: nn.Module, path: str, cross: bool) -> str:
     lowered = path.lower()
     if cross or any(name in lowered for name in CROSS_NAMES) or _reads_memory(model, path):
         return "cross"
+    return _own_stream(model, lowered)
+
+
+def _own_stream(model: nn.Module, path: str) -> str:
+    """The stream that a module belongs to, whatever it attends to, from its path in small letters."""
     config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) and (side := _side(lowered)) is not None:
+    if getattr(config, "is_encoder_decoder", False) and (side := _side(path)) is not None:
         return side
+    words = re.split(r"[._\d]+", path)
     for stream, names in STREAM_NAMES.items():
-        if any(name in lowered for name in names):
+        if any(word == name or (word.startswith(name) and name not in WHOLE_WORDS) for word in words for name in names):
             return stream
     return STREAM_INPUTS.get(main_input(model), "text")
 
@@ -184,11 +194,17 @@ def _reads_memory(model: nn.Module, path: str) -> bool:
     return name == "multihead_attn" and isinstance(model.get_submodule(parent), nn.TransformerDecoderLayer)
 
 
-def place_of(stream: str, path: str) -> str:
+def place_of(model: nn.Module, stream: str, path: str) -> str:
     """Where a module of this stream stands: `cross`, `encoder`, `decoder`, `signal` (pictures or sound) or `text`."""
+    own = _own_stream(model, path.lower())
+    if own in STREAM_INPUTS.values():  # also cross-attention inside a tower, such as that of BLIP-2's Q-former
+        return "signal"
     if stream in ("cross", "encoder", "decoder"):
         return stream
-    return "signal" if stream in STREAM_NAMES else _side(path.lower()) or "text"
+    side = _side(path.lower())
+    if side == "decoder" and type(model).__module__.startswith("transformers."):
+        return "text"  # no encoder-decoder, by its configuration: a decoder's class of its own, or BLIP's text_decoder
+    return side or "text"
 
 
 def _side(path: str) -> str | None:

@@ -178,7 +178,7 @@ def windows_of_masks() -> Iterator[Callable[[Tensor | None, nn.Module], int | No
         address = None if mask is None else _address(mask)
         if address in windows:
             return windows[address][1]
-        named = getattr(getattr(module, "config", None), "sliding_window", None)
+        named = vars(getattr(module, "config", None) or object).get("sliding_window")  # NeoMME's raises an error
         return named if address is not None and made == {named} else None
 
     registry = registry_of(AttentionMaskInterface)

@@ -32,18 +32,19 @@ computed in TF32."""
 
 @dataclass(frozen=True)
 class Calls:
-    """The attention calls that the passes of one kind make, in their order: what was seen of each and its site, by its
-    name, and the modules left out. `decodes`: the ids are a decoder's, whose encoder ran in another pass."""
+    """The attention calls that the passes of one kind make, in their order: what was seen of each, its site and its
+    `place_of`, by its name, and the modules left out. `decodes`: the ids are a decoder's, whose encoder ran in another
+    pass."""
 
     seen: dict[str, Seen]
     sites: dict[str, Site]
+    places: dict[str, str]
     unread: tuple[str, ...]
     decodes: bool = False
 
     def named_by_ids(self, site: Site) -> bool:
         """Whether the positions of a call are those of the token ids: not pictures, nor the other side's text."""
-        places = {place_of(each.stream, each.module) for each in self.sites.values()}
-        place = place_of(site.stream, site.module)
+        places, place = {*self.places.values()}, self.places[site.name]
         if place in ("cross", "signal"):
             return False
         return self.decodes or place != "decoder" or not places & {"encoder", "cross"}
@@ -151,7 +152,7 @@ class Measurer:
                     chosen = partial(_chooses, whole, masks)
                     if texts is not None and _kept_apart(texts, seen_by, _is_causal(whole)):
                         raise SinkscopeError(PACKED)
-                    unseen.add(place_of(site.stream, site.module), seen_by, _is_causal(whole), chosen)
+                    unseen.add(calls.places[whole.heard.name], seen_by, _is_causal(whole), chosen)
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
@@ -165,12 +166,12 @@ class Measurer:
     def _cuts(self, padding: Padding, read: list[Whole], calls: Calls) -> dict[str, list[Cut] | None]:
         """How each call is cut into its sequences. Raises SinkscopeError where a map was cut before the pass showed
         whose padding it has."""
-        places = {name: place_of(site.stream, site.module) for name, site in calls.sites.items()}
-        among, cuts = frozenset(places.values()), dict[str, list[Cut] | None]()
+        among, cuts = frozenset(calls.places.values()), dict[str, list[Cut] | None]()
         for whole in read:
             name = whole.heard.name
-            cuts[name] = padding.cuts(name, places[name], among)
-            if whole.call is None and padding.any and not padding.alike(name, places[name], whole.heard.among, among):
+            place = calls.places[name]
+            cuts[name] = padding.cuts(name, place, among)
+            if whole.call is None and padding.any and not padding.alike(name, place, whole.heard.among, among):
                 raise SinkscopeError(
                     f"{shown_name(name)} attended before a cross-attention: whose padding its mask shows cannot be "
                     "told; give sequences of equal length"
@@ -235,7 +236,9 @@ class Measurer:
             unread = tuple(sorted(parts | first.unmatched))
             if not sites:
                 raise SinkscopeError(not_read(unread))
-            self._known[key] = Calls(read, dict(zip(read, sites, strict=True)), unread, first.decodes)
+            by_name = dict(zip(read, sites, strict=True))
+            places = {name: place_of(self.model, site.stream, site.module) for name, site in by_name.items()}
+            self._known[key] = Calls(read, by_name, places, unread, first.decodes)
         return self._known[key]
 
     def _apart(self, joined: Joined, wholes: list[Whole], rows: int) -> list[Whole]:
@@ -244,7 +247,7 @@ class Measurer:
         if signals in (None, rows) or joined.passes[0].ids is None or joined.passes[0].cache is not None:
             return []
         paths = {whole.heard.module for whole in wholes if whole.heard.rows == signals}
-        towers = {path for path in paths if place_of(stream_of(self.model, path, False), path) == "signal"}
+        towers = {path for path in paths if place_of(self.model, stream_of(self.model, path, False), path) == "signal"}
         return [whole for whole in wholes if whole.heard.module in towers]
 
 

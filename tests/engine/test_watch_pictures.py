@@ -1,0 +1,101 @@
+"""Text that a model reads beside pictures is text: its padding is cut, and its cache is followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from families import tiny_config, tiny_model
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    BlipForConditionalGeneration,
+    PreTrainedModel,
+)
+
+import sinkscope
+from sinkscope.capture.sites import stream_of
+
+COLUMNS = ["bos_mass", "sink_score", "entropy", "self_mass"]
+
+
+def blip() -> Any:
+    torch.manual_seed(0)
+    model = BlipForConditionalGeneration._from_config(tiny_config("blip")).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+def values(run: sinkscope.Run, stream: str, sequence: int) -> pd.DataFrame:
+    rows = run.sequences.query("stream == @stream and head >= 0 and sequence == @sequence")
+    return rows.set_index(["layer", "head"])[COLUMNS]
+
+
+def same(a: pd.DataFrame, b: pd.DataFrame) -> None:
+    assert len(a)
+    pd.testing.assert_frame_equal(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_padded_captions_are_measured_as_if_alone() -> None:
+    model, ids, pixels = blip(), torch.randint(10, 90, (2, 18)), torch.randn(2, 3, 32, 32)
+    mask = torch.ones_like(ids)
+    mask[1, 10:] = 0
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(pixel_values=pixels, input_ids=ids, attention_mask=mask)
+    with torch.no_grad(), sinkscope.watch(model) as alone:
+        model(pixel_values=pixels[1:], input_ids=ids[1:, :10], attention_mask=mask[1:, :10])
+    both, one = seen.run(), alone.run()
+    for stream in ("text", "cross", "vision"):
+        same(values(both, stream, 1), values(one, stream, 0))
+
+
+def test_a_generation_over_a_cache_that_is_wrapped_anew_in_each_pass_is_one_sequence() -> None:
+    model, pixels = blip(), torch.randn(1, 3, 32, 32)
+    with torch.no_grad(), sinkscope.watch(model.text_decoder) as seen:
+        written = model.generate(pixel_values=pixels, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    with torch.no_grad(), sinkscope.watch(model.text_decoder) as whole:
+        encoded = model.vision_model(pixels).last_hidden_state
+        model.text_decoder(input_ids=written[:, :-1], encoder_hidden_states=encoded)
+    assert seen.left_out == []
+    for stream in ("text", "cross"):
+        same(values(seen.run(), stream, 0), values(whole.run(), stream, 0))
+
+
+class Named(PreTrainedModel):
+    """A model of a person's own whose main input is a picture's, by its configuration."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self) -> None:
+        super().__init__(tiny_config("vit"))
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [
+        ("activity_layers.0", "vision"),  # by the main input, as no word tells
+        ("language_model.layers.0.self_attn", "text"), ("text_decoder.encoder.layer.0", "text"),
+        ("vision_tower.blocks.0", "vision"), ("model.visual.blocks.0", "vision"), ("vit.layers.0", "vision"),
+        ("speech_encoder.layers.0", "audio"), ("revised.layers.0", "vision"),
+    ],
+)  # fmt: skip
+def test_the_stream_is_told_by_words_of_the_path(path: str, stream: str) -> None:
+    assert stream_of(Named(), path, False) == stream
+
+
+def test_no_part_of_a_word_names_a_stream() -> None:
+    assert stream_of(nn.Module(), "activity_layers.0", False) == "text"
+    assert stream_of(nn.Module(), "revised_images.0", False) == "vision"
+
+
+def test_a_generation_without_attention_is_told_of_as_such() -> None:
+    model = tiny_model(AutoModelForCausalLM, "mamba")
+    ids: Tensor = torch.randint(10, 90, (1, 6))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model.generate(ids, max_new_tokens=3, do_sample=False)
+    with pytest.raises(sinkscope.SinkscopeError, match="no attention of MambaForCausalLM was read"):
+        seen.run()
