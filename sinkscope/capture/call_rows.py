@@ -64,9 +64,11 @@ class CallRows:
         visible = self._visible(query, key, held, known, taken)
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
         bias, sinks = self._bias(known, taken, key.shape[2]), self._sinks(taken)
+        of_seen = bias is not None and any(self.offsets)  # the keys before an offset are no longer in the cache
         call = replace(
-            self.calls[0], query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, causal=False
-        )
+            self.calls[0], query=query, key=key, value=value, mask=mask, bias=bias, bias_of_seen=of_seen, sinks=sinks,
+            causal=False,
+        )  # fmt: skip
         return call.with_visible(visible)
 
     def _check(self, held: Tensor | None) -> None:

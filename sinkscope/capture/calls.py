@@ -26,7 +26,8 @@ class AttentionCall:
         causal: query i sees keys 0..i. Used only where `mask` is None; a mask has its own causal order.
         scaling: logits are scaling * q.k.
         softcap: c in c * tanh(logits / c), before bias and mask; None = no cap.
-        bias: added to the logits, (b, h, Tq | 1, Tk).
+        bias: added to the logits, (b, h, Tq | 1, Tk). bias_of_seen: it is known of the keys alone that a query sees, as
+            over a cache that drops keys; what the logits of the others were is not known.
         sinks: extra logits in the denominator of the softmax, (B | 1, H, Tq | 1, n).
         window: the sliding window that the model names. For information only: the mask already applies it.
         score: how logits become attention: softmax, or a name in `scores.SCORES`.
@@ -44,6 +45,7 @@ class AttentionCall:
     scaling: float = 1.0
     softcap: float | None = None
     bias: Tensor | None = None
+    bias_of_seen: bool = False
     sinks: Tensor | None = None
     window: int | None = None
     score: str = "softmax"

@@ -55,6 +55,7 @@ def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], gi
     `calls`: by their names. `unmatched`: modules with a softmax whose product with values was not seen.
     """
     counts = Counter(call.module for call in calls.values())
+    chunked = _in_chunks(calls.values(), given.length)
 
     def part(call: Seen, name: str) -> bool:
         square = call.queries == call.keys
@@ -64,11 +65,29 @@ def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], gi
             or call.rows != given.rows  # windows folded into the batch: several rows for one sequence
             or (of_image and counts[call.module] > 1)  # windows: one call for each, their number depends on the image
             or (of_image and not square)  # pooled keys
+            or call.module in chunked
             or of_part((call.rows, call.queries, call.keys), given.shapes.get(name), given.length)
             or _reads_windowed_cache(model, call)
         )
 
     return {call.module for name, call in calls.items() if part(call, name)}
+
+
+def _in_chunks(calls: Iterable[Seen], length: int | None) -> set[str]:
+    """Modules that attend chunk by chunk, in a call for each: all are of one size, but for a shorter last one, and
+    together they have the positions of the sequence (CANINE)."""
+    sizes = defaultdict[str, list[tuple[int, int]]](list)
+    for call in calls:
+        sizes[call.module].append((call.queries, call.keys))
+    return {
+        module
+        for module, own in sizes.items()
+        if len(own) > 1
+        and all(queries == keys for queries, keys in own)
+        and {*own[:-1]} == {own[0]}
+        and own[-1] <= own[0]
+        and sum(queries for queries, _ in own) == length
+    }
 
 
 def of_part(call: tuple[int, int, int], given: torch.Size | None, length: int | None) -> bool:

@@ -61,7 +61,8 @@ def k_norm_other(view: LayerView) -> HeadValues:
 def logit_gap(view: LayerView) -> HeadValues:
     """Mean over i >= 1 of (s_i0 - mean_{j<=i} s_ij). In bidirectional and cross heads, the inner mean is over all keys
     j. Where the mask adds a finite bias (ALiBi), it is over the keys that i may see. Otherwise masks and windows are
-    ignored."""
+    ignored. Empty where the logit of a hidden key is not known: where a model masks logits in code of its own, or adds
+    a position bias to them over a cache that drops keys."""
     return view.attention.logit_gap[..., 1:].mean(-1)
 
 

@@ -450,3 +450,20 @@ def test_what_is_derived_from_weights_is_kept_until_they_change(monkeypatch: pyt
     expected = sinkscope.scan(model, data=ids, self_check=False).heads
     np.testing.assert_allclose(changed["ftvvn"], expected["ftvvn"], rtol=1e-5)
     assert not np.allclose(changed["ftvvn"], run.heads[run.heads["domain"] != "changed"]["ftvvn"])
+
+
+def test_no_part_of_a_model_that_is_refused_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model inside PEFT's prompts was, over a text that begins with tokens of theirs."""
+    model, other, everywhere = nn.Sequential(plain()), plain("product"), Everywhere()
+
+    def refusing(module: nn.Module, **settings: Any) -> Any:
+        if module is model:
+            raise sinkscope.SinkscopeError("it puts tokens of its own before the text")
+        return sinkscope.watch(module, **settings)
+
+    monkeypatch.setattr("sinkscope.engine.watching.program.Watch", refusing)
+    with torch.no_grad(), everywhere.watching():
+        model(tokens())
+        other(tokens())
+    assert everywhere.refused == {"Sequential": "it puts tokens of its own before the text"}
+    assert [watch.model for watch in everywhere.measured] == [other]

@@ -11,7 +11,8 @@ from families import tiny_model
 from models import random_ids
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CanineConfig, CanineModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sinkscope
 
@@ -131,3 +132,33 @@ def test_a_model_that_attends_itself_has_a_name_in_each_line(calls: int) -> None
     (line,) = watched(Itself(mask=mask).eval(), vectors()).left_out
     name = "the model itself" if calls == 1 else "the model itself[1]"
     assert line.startswith(f"{name} attends in another way than sinkscope reads")
+
+
+def test_logits_that_a_cache_dropped_with_their_bias_are_missing() -> None:
+    """Inkling adds a bias of positions over a sliding cache; the largest negative number stood for what it dropped."""
+    if "inkling_text" not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers has no Inkling")
+    model = tiny_model(AutoModelForCausalLM, "inkling_text")
+    model.generation_config.eos_token_id = None
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        written = model.generate(random_ids(1, 12), max_new_tokens=14, do_sample=False)
+    found, whole = seen.run().heads, sinkscope.scan(model, data=written[:, :-1]).heads
+    assert whole["kind"].str.startswith("sliding").all()
+    assert found["logit_gap"].isna().all()
+    for column in ("bos_mass", "entropy", "sink_margin", "qk_cos_first", "qk_cos_other"):
+        np.testing.assert_allclose(found[column], whole[column], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [32, 30])
+def test_chunks_that_attend_in_calls_of_their_own_are_no_layers(length: int) -> None:
+    """CANINE's first encoder attends among 4 characters at a time: each call counted as a layer."""
+    config = CanineConfig(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=48, num_hash_buckets=50,
+        local_transformer_stride=4, max_position_embeddings=64, downsampling_rate=4,
+    )  # fmt: skip
+    model = CanineModel(config).eval()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(input_ids=random_ids(2, length))
+    run = seen.run()
+    assert [module.partition(".")[0] for module in run.layers["module"]] == ["encoder", "encoder", "final_char_encoder"]
+    assert "initial_char_encoder.layer.0.attention.self" in run.manifest.warnings[0]

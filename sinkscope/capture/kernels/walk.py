@@ -45,7 +45,10 @@ class Walk:
     """
 
     UNDERSTOOD: ClassVar[frozenset[str]] = frozenset(
-        {"query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "sinks", "window", "learned"}
+        {
+            *("query", "key", "value", "mask", "causal", "scaling", "softcap", "bias", "bias_of_seen", "sinks"),
+            *("window", "learned"),
+        }
     )
 
     def __init__(self, call: AttentionCall, batch: int, groups: int, repeat: int, queries: int, keys: int) -> None:
@@ -217,7 +220,7 @@ class Walk:
             margin=heads(self.margin),
             learned_sink=heads(self.learned),
             first_is_largest=heads(self.largest),
-            logit_gap=heads(self.gap) if not call.linear else self._linear_gap(),
+            logit_gap=self._known_gap(heads(self.gap)) if not call.linear else self._linear_gap(),
             columns=heads(self.columns),
             early_columns=None if self.early is None else heads(self.early),
             visible=call.visible.counts,
@@ -230,6 +233,15 @@ class Walk:
             of_mask=call.visible.of_mask,
         )
         return self.out.flatten(2, 3), sums
+
+    def _known_gap(self, gap: Tensor) -> Tensor:
+        """logit_gap, NaN for a query of which the logits of some key that it averages over are not known."""
+        visible = self.call.visible
+        if not self.call.bias_of_seen:
+            return gap
+        queries, keys = self.call.lengths
+        last = torch.arange(keys - queries, keys, device=gap.device) if visible.causal else keys - 1
+        return gap.masked_fill(visible.counts != last + 1, torch.nan)
 
     def _linear_gap(self) -> Tensor:
         return linear_gap(self.call, self.dtype)

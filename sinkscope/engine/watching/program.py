@@ -96,6 +96,7 @@ class Everywhere:
             watch.__enter__()
         except SinkscopeError as error:
             self.refused[type(module).__name__] = first_line(error)
+            self._known |= set(module.modules())  # a part of it would be measured with what it is refused for
             return
         inside = set(module.modules())
         for part in self.watches:
