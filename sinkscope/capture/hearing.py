@@ -30,7 +30,7 @@ from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own
-from sinkscope.capture.sites import call_name, head_counts, place_of, stream_of
+from sinkscope.capture.sites import call_name, config_alone_counts, head_counts, place_of, stream_of
 from sinkscope.capture.views import begun_cuts, cut_maps
 from sinkscope.errors import SinkscopeError, first_line
 
@@ -174,21 +174,26 @@ class CallHearing:
         if tensor.dim() == 4:
             return int(tensor.shape[1])
         counts = [count for count in head_counts(self.model, path) if tensor.shape[0] % count == 0]
+        if rows and config_alone_counts(self.model, path):  # of fewer rows than sequences, it is another layer's number
+            counts = [count for count in counts if tensor.shape[0] // count >= rows]
         if len(counts) == 1:
             return counts[0]
         return tensor.shape[0] // rows if rows and tensor.shape[0] % rows == 0 else None
 
     def _map(self, found: InlineCall) -> None:
         """Sums a map that the model formed. A softmax is not taken for attention where its head count is none that the
-        model names, or, where it names none, where queries and keys differ in number and it fills no slots in order."""
+        model names for the module, or, where it names none, where queries and keys differ in number and it fills no slots in order."""
         assert self.now is not None
         heads = self._heads(found.module, found.seen.probabilities, self.now.batch)
         if heads is None:
             return
+        whole = found.unfolded(heads)
         counts = head_counts(self.model, found.module)
         if counts and heads not in counts:
-            return
-        seen = self._learned.without(found.module, detached(found.unfolded(heads)))
+            if not (whole.squares and config_alone_counts(self.model, found.module)):
+                return
+            counts = set()
+        seen = self._learned.without(found.module, detached(whole))
         queries, keys = seen.lengths
         self._resume(found.module, seen, queries, partial(end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])

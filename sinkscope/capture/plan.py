@@ -25,7 +25,7 @@ from sinkscope.capture.output_readers import OutputReaders
 from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory, is_smaller_than_kernel
 from sinkscope.capture.shapes import shape_of
-from sinkscope.capture.sites import Site, block_of, call_name, head_counts, kind_of, stream_of
+from sinkscope.capture.sites import Site, block_of, call_name, config_alone_counts, head_counts, kind_of, stream_of
 from sinkscope.errors import SinkscopeError, all_lines
 
 INTERFACE, INLINE = "interface", "inline"
@@ -262,6 +262,8 @@ def _seen_map(model: nn.Module, module: str, seen: AttentionMap) -> Seen | None:
     count that the model does not name, or, where the model names none, unequal numbers of queries and keys."""
     rows, heads, queries, keys = seen.probabilities.shape
     counts = head_counts(model, module)
+    if seen.squares and config_alone_counts(model, module):
+        counts = set()
     if queries < 2 or (heads not in counts if counts else queries != keys):
         return None
     return Seen(

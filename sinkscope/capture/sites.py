@@ -261,15 +261,27 @@ def not_softmax(model: nn.Module, sites: Iterable[Site]) -> list[str]:
 
 def head_counts(model: nn.Module, path: str) -> set[int]:
     """Every head count that the attention module, its parent or a configuration names; empty where none does."""
-    numbers: set[int] = set()
-    for owner_path in (path, path.rpartition(".")[0]):
-        owner = model.get_submodule(owner_path)
-        for holder in (owner, getattr(owner, "config", None), getattr(model, "config", None)):
-            counts = (getattr(holder, name, None) for name in HEAD_COUNTS)
-            numbers.update(count for count in counts if isinstance(count, int))
-            several = (getattr(holder, name, None) for name in HEAD_COUNTS)
-            numbers.update(n for counts in several if isinstance(counts, list | tuple) for n in counts)
-    return numbers
+    return _named_near(model, path) | _counts_of(getattr(model, "config", None))
+
+
+def config_alone_counts(model: nn.Module, path: str) -> bool:
+    """Whether only the model's configuration names head counts for a module of a person's own code, whose layers may
+    have other ones."""
+    own_code = not type(model.get_submodule(path)).__module__.startswith("transformers.")
+    return own_code and not _named_near(model, path)
+
+
+def _named_near(model: nn.Module, path: str) -> set[int]:
+    owners = (model.get_submodule(path), model.get_submodule(path.rpartition(".")[0]))
+    config = getattr(model, "config", None)
+    configs = (getattr(owner, "config", None) for owner in owners)
+    return set[int]().union(*map(_counts_of, (*owners, *(each for each in configs if each is not config))))
+
+
+def _counts_of(holder: Any) -> set[int]:
+    named = [getattr(holder, name, None) for name in HEAD_COUNTS]
+    several = [count for counts in named if isinstance(counts, list | tuple) for count in counts]
+    return {count for count in (*named, *several) if isinstance(count, int)}
 
 
 def _under(path: str, ancestor: str) -> bool:

@@ -65,8 +65,9 @@ def test_no_kernel_computes_a_call_with_a_field_that_it_does_not_know(changes: d
         with pytest.raises(SinkscopeError) as refused:
             compute(call)
         assert str(refused.value) == (
-            f"an attention call of score 'softmax' sets {name}, which sinkscope does not compute: an attention keyword "
-            "may change only bias, bias_of_seen, causal, key, learned, mask, query, scaling, sinks, softcap, value, window"
+            f"an attention call of score 'softmax' sets {name}, which sinkscope does not compute: an attention "
+            "keyword may change only bias, bias_of_seen, causal, key, learned, mask, query, scaling, sinks, softcap, "
+            "value, window"
         )
 
 

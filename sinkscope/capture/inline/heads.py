@@ -67,10 +67,11 @@ def _owner(
     width, wide = value.shape[-1], given.shape[2]
     count, rest = divmod(wide, width)
     if isinstance(heads := model.get_submodule(parent), nn.ModuleList) and call.module:
-        owner, count = parent.rpartition(".")[0], len(heads)
-        whole = count * width == wide or output_projection(model, owner, count * width) is not None
+        owner = parent.rpartition(".")[0]
+        whole = len(heads) * width == wide or output_projection(model, owner, len(heads) * width) is not None
         alone = output_projection(model, call.module, width) is not None
-        return (owner, count) if name == str(number) and count > 1 and whole and not alone else None
+        if name == str(number) and len(heads) > 1 and whole and not alone:
+            return owner, len(heads)
     named = count > 1 and not rest and count in head_counts(model, call.module)
     return (call.module, count) if named else None
 

@@ -57,6 +57,12 @@ class AttentionMap:
         return queries, keys
 
     @property
+    def squares(self) -> bool:
+        """Whether it is known to weigh values by products of as many queries as keys."""
+        queries, keys = self.lengths
+        return queries == keys and self.query is not None and self.key is not None and self.value is not None
+
+    @property
     def rounding(self) -> float:
         """How far rounding may move a probability, or the sum of a row."""
         given = [self.probabilities] if self.logits is None else [self.probabilities, self.logits]
