@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -236,6 +237,7 @@ class Joined:
 
     def _check_same(self, now: Pass) -> None:
         missing = self._sites.keys() - {heard.name for heard in now.heard}
+        missing = {name for name in missing if self._place(self._sites[name]) != "signal"}  # pictures are read once
         if missing:
             raise SinkscopeError(
                 f"{shown_name(min(missing))} attended in the first pass over a cache, but was not read in a later one: "
@@ -350,7 +352,10 @@ class Joined:
                 )
         known: dict[tuple[object, ...], object] = {}
         taken = self._taking.of_last()
-        wholes = [site.whole(known, taken) for site in self._sites.values()]
+        once = [replace(taken[0], tokens=None)]  # of the pictures that only the first pass read
+        wholes = [
+            site.whole(known, taken if site.passes == len(taken) else once) for site in self._sites.values()
+        ]
         return wholes if self._order is None else [self._in_order(whole, self._order, known) for whole in wholes]
 
     def _order_behind_padding(self) -> Order | None:
@@ -406,7 +411,8 @@ def _end(ids: Tensor, prompt: int, last: Tensor) -> int:
 
 
 def _tokens(now: Pass) -> int:
-    """The tokens that a pass adds."""
-    if now.ids is not None:
+    """The positions that a pass adds: its tokens, or as many as attend where a model puts others before them (GIT)."""
+    queries = {heard.queries for heard in now.heard}
+    if now.ids is not None and (now.ids.shape[1] in queries or not queries):
         return int(now.ids.shape[1])
-    return max(heard.queries for heard in now.heard)
+    return max(queries)

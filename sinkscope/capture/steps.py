@@ -318,6 +318,11 @@ class Steps:
         spans = from_spans(starts, ends, self._rows)
         return (spans.seen_by > 0).any(1)
 
+    @property
+    def passes(self) -> int:
+        """How many passes made the call."""
+        return len(self._heard)
+
     def whole(self, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Whole:
         """The call over whole sequences. `known`: what was joined of masks and biases that other calls share. `taken`:
         what belongs to the sequences of each pass."""

@@ -65,6 +65,22 @@ def test_a_generation_over_a_cache_that_is_wrapped_anew_in_each_pass_is_one_sequ
         same(values(seen.run(), stream, 0), values(whole.run(), stream, 0))
 
 
+def test_a_generation_behind_a_picture_is_one_sequence() -> None:
+    """GIT puts the picture's positions before the tokens, and reads the picture in the first pass alone."""
+    model = tiny_model(AutoModelForCausalLM, "git")
+    size = model.config.vision_config.image_size
+    ids, pixels = torch.randint(10, 90, (2, 6)), torch.randn(2, 3, size, size)
+    settings: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        written = model.generate(input_ids=ids, pixel_values=pixels, **settings)
+    with torch.no_grad(), sinkscope.watch(model) as whole:
+        model(input_ids=written[:, :-1], pixel_values=pixels)
+    assert seen.left_out == []
+    for stream in ("text", "vision"):
+        for sequence in range(2):
+            same(values(seen.run(), stream, sequence), values(whole.run(), stream, sequence))
+
+
 class Named(PreTrainedModel):
     """A model of a person's own whose main input is a picture's, by its configuration."""
 
