@@ -322,6 +322,8 @@ def pass_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
     main = inputs if isinstance(inputs, Tensor) else first
     if isinstance(main, Tensor) and main.is_nested:
         raise SinkscopeError("nested tensors are not read: give padded ones, and a mask")
+    if isinstance(main, Tensor) and main.is_meta:
+        raise SinkscopeError("tensors on the meta device hold no numbers")
     now.batch = main.shape[0] if isinstance(main, Tensor) and main.dim() > 1 else None
     now.second = main.shape[1] if isinstance(main, Tensor) and main.dim() in (2, 3) else None
     apart = isinstance(kwargs.get(KEYS), Tensor) and len(args) > 1 and not _same(args[0], args[1])

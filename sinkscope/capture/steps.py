@@ -237,7 +237,8 @@ class Steps:
         if self.cross:
             if self._keys and keys != self._keys[0].shape[2]:
                 raise SinkscopeError(
-                    f"{heard.shown} attends to {keys} keys after {self._keys[0].shape[2]} of another text"
+                    f"{heard.shown} attends to {keys} keys after {self._keys[0].shape[2]} of another text: one softmax "
+                    "over the keys of an encoder and of a cache that grows is not read"
                 )
             if not self._keys:
                 self._keys, self._values = [call.key.clone()], [call.value.clone()]

@@ -196,6 +196,13 @@ def test_what_cannot_be_read_ends_no_program(model: nn.Module, given: Any, why: 
         seen.run()
 
 
+def test_a_pass_without_numbers_is_told_of() -> None:
+    model = Two().to("meta")
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(VECTORS.to("meta"))
+    assert seen.left_out == ["a pass was not read: tensors on the meta device hold no numbers"]
+
+
 class Kept:
     """A cache of somebody's own, with a method of another signature than transformers'."""
 
