@@ -181,8 +181,10 @@ class CallHearing:
         return tensor.shape[0] // rows if rows and tensor.shape[0] % rows == 0 else None
 
     def _map(self, found: InlineCall) -> None:
-        """Sums a map that the model formed. A softmax is not taken for attention where its head count is none that the
-        model names for the module, or, where it names none, where queries and keys differ in number and it fills no slots in order."""
+        """Sums a map that the model formed.
+
+        A softmax is not taken for attention where its head count is none that the model names for the module, or, where
+        it names none, where queries and keys differ in number and it fills no slots in order."""
         assert self.now is not None
         heads = self._heads(found.module, found.seen.probabilities, self.now.batch)
         if heads is None:

@@ -353,9 +353,7 @@ class Joined:
         known: dict[tuple[object, ...], object] = {}
         taken = self._taking.of_last()
         once = [replace(taken[0], tokens=None)]  # of the pictures that only the first pass read
-        wholes = [
-            site.whole(known, taken if site.passes == len(taken) else once) for site in self._sites.values()
-        ]
+        wholes = [site.whole(known, taken if site.passes == len(taken) else once) for site in self._sites.values()]
         return wholes if self._order is None else [self._in_order(whole, self._order, known) for whole in wholes]
 
     def _order_behind_padding(self) -> Order | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sinkscope.claims.claim import Found, NotTested, Number, mean
+from sinkscope.runs.words import says_nothing
 
 if TYPE_CHECKING:
     from sinkscope.runs.run import Run
@@ -22,6 +23,8 @@ NO_TEXT = ("random", "repeated")
 """The SPECs of token ids that are drawn: controls of a text, and none themselves."""
 EPSILON = 0.3
 """A head has a sink where alpha_0 exceeds this (Gu et al. 2410.10781)."""
+TOO_SHORT = f"in so short sequences uniform attention gives the first token more than {EPSILON}, too"
+"""Why `Evidence.telling` has no rows."""
 
 
 class Evidence:
@@ -91,6 +94,12 @@ class Evidence:
     def need_layers(self, *columns: str) -> pd.DataFrame:
         """The layers. Raises NotTested as `need` does."""
         return _known(self.layers, columns)
+
+    def telling(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the streams in which an alpha_0 above EPSILON is a sign of a sink: uniform attention has less."""
+        own = self.run.summary.domains.get(self.data.domain, self.run.summary)
+        short = [name for name, stream in own.streams.items() if says_nothing(stream.uniform_alpha_0.T, EPSILON)]
+        return rows[~rows["stream"].isin(short)]
 
     def least(self, layers: pd.DataFrame, column: str) -> pd.Series:
         """The smallest value of any sequence in each of these layers."""

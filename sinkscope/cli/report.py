@@ -118,17 +118,15 @@ def maps_of_run(run: Run, heads: list[tuple[int, int]], text: str | None, trust:
 
 
 def compared(a: Run, b: Run) -> Comparison:
-    """Compares two runs: paired where both read the same sequences, else as separate samples, with a note why.
+    """Compares two runs: paired where both read the same sequences, else as separate samples, with a note why not.
 
     Raises SinkscopeError where the runs share no domain or no metric.
     """
-    from sinkscope.comparison.compare_runs import compare, why_not_paired
-    from sinkscope.runs.per_sequence import domains, same_text
+    from sinkscope.comparison.compare_runs import NotPaired, compare
 
-    partners = same_text(domains(a), domains(b))
-    unmatched = next((data.domain for data in domains(a) if data.domain not in partners), None)
-    if unmatched is None:
+    try:
         return compare(a, b)
-    result = compare(a, b, paired=False)
-    result.notes.insert(0, f"not paired: {why_not_paired(a, b, unmatched)}")
-    return result
+    except NotPaired as error:
+        result = compare(a, b, paired=False)
+        result.notes.insert(0, f"not paired: {error.reason}")
+        return result

@@ -51,7 +51,7 @@ ONE_BY_DEFINITION = ("honor",)
 
 
 class NotPaired(SinkscopeError):
-    """Two runs that read different token sequences. `reason`: what differs."""
+    """Two runs that read no dataset alike, or one of the same name otherwise. `reason`: what differs."""
 
     def __init__(self, reason: str, remedy: str = "compare(..., paired=False) compares separate samples") -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -138,7 +138,7 @@ def compare(
             in the metric's unit.
 
     Raises:
-        NotPaired: the runs read different text and `paired` is True.
+        NotPaired: `paired` is True, and the runs read no dataset alike or one of the same name otherwise.
         SinkscopeError: they share no domain; a metric is unknown; a margin is not above 0, or of a metric that is not
             compared.
     """
@@ -231,10 +231,13 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
             )
         return [(name, name, None) for name in shared], [*notes, *_not_compared(of_a, of_b, shared, shared)]
     pairs, partners = [], same_text(of_a, of_b)
+    alone_in_b = {data.domain for data in of_b} - set(partners.values())
     for data in of_a:
         in_b = partners.get(data.domain)
         if in_b is None:
-            raise NotPaired(why_not_paired(a, b, data.domain))
+            if data.domain in alone_in_b:
+                raise NotPaired(_why_not_paired(a, b, data.domain))
+            continue
         sizes = [run.sequences.loc[run.sequences["domain"] == d, "sequence"].nunique()
                  for run, d in ((a, data.domain), (b, in_b))]  # fmt: skip
         if sizes[0] != sizes[1]:
@@ -242,6 +245,8 @@ def _matched(a: Run, b: Run, paired: bool) -> tuple[list[Pair], list[str]]:
         if in_b != data.domain:
             notes.append(f"{data.domain} of A is compared with {in_b} of B, which has the same token sequences")
         pairs.append((data.domain, in_b, min(sizes)))
+    if not pairs:
+        raise NotPaired(f"the runs read different data: {_names(of_a)} against {_names(of_b)}")
     return pairs, [*notes, *_not_compared(of_a, of_b, *zip(*(pair[:2] for pair in pairs), strict=True))]
 
 
@@ -287,12 +292,9 @@ def _named(places: set[tuple[Any, ...]], heads: bool) -> str:
     return f"{len(places)} heads of {streams}" if heads else streams
 
 
-def why_not_paired(a: Run, b: Run, domain: str) -> str:
-    """Says why the sequences of a domain differ between the runs; names the first setting that differs."""
-    facts_a = _domain(a, domain)
-    facts_b = next((data for data in b.manifest.data if data.domain == domain), None)
-    if facts_b is None:
-        return f"the runs read different data: {_names(a.manifest.data)} against {_names(b.manifest.data)}"
+def _why_not_paired(a: Run, b: Run, domain: str) -> str:
+    """Says why the sequences of a domain that both runs have differ; names the first setting that differs."""
+    facts_a, facts_b = _domain(a, domain), _domain(b, domain)
     if _tokenizer(a) != _tokenizer(b):
         return f"the runs' models have two tokenizers, which cut the text of {domain!r} into different tokens"
     checks = [

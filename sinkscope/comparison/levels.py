@@ -269,8 +269,8 @@ def massive_rows(a: Run, b: Run) -> pd.DataFrame:
     """One row for each stream that both runs have and whose residual stream was seen.
 
     Columns, of A and of B: `present` (whether any activation is massive), `max_abs` and `layer` (the largest one, and
-    the layer whose input holds it), `massive_tokens` (most tokens of a sequence with a massive activation, mean over
-    sequences, over the inputs of all layers).
+    the layer whose input holds it), `massive_tokens` (tokens of a sequence with a massive activation, mean over all
+    sequences of the run, in the layer with most).
     """
     rows = []
     for stream in (name for name in a.summary.streams if name in b.summary.streams):
@@ -282,12 +282,13 @@ def massive_rows(a: Run, b: Run) -> pd.DataFrame:
 
 def _massive(run: Run, stream: str) -> dict[str, Any]:
     massive = run.summary.streams[stream].massive_activations
-    counts = run.layers.loc[run.layers["stream"] == stream].get("massive_tokens", pd.Series(dtype=float))
+    of_layers = run.sequences["head"].isna() & (run.sequences["stream"] == stream)
+    layers = run.sequences[of_layers].groupby("layer")
     return {
         "present": massive.present,
         "max_abs": massive.max_abs,
         "layer": np.nan if massive.layer is None else float(massive.layer),
-        "massive_tokens": float(counts.max()),
+        "massive_tokens": float(layers["massive_tokens"].mean().max()) if "massive_tokens" in run.sequences else np.nan,
     }
 
 

@@ -169,9 +169,19 @@ def _of_mean(rows: pd.DataFrame) -> str:
         return ""
     p = rows["p_equivalent"].iloc[0]
     if is_missing(p):
-        return "the mean over all heads has too few sequences to be tested"
+        return f"the mean over all heads {_untested(rows.iloc[0])}"
     shown = "is shown to be equivalent" if p < SIGNIFICANT else "is not shown to be equivalent"
     return f"the mean over all heads {shown} (two one-sided t-tests, p {probability(p)})"
+
+
+def _untested(row: pd.Series) -> str:
+    """Why a difference has no test."""
+    endless = [run.upper() for run in "ab" if np.isinf(row[run])]
+    if endless:
+        return f"cannot be tested: it is infinite in {' and '.join(endless)}"
+    if is_missing(row["difference"]):
+        return "cannot be tested: no sequence has a finite value in both runs"
+    return "has too few sequences to be tested"
 
 
 def _of_heads(rows: pd.DataFrame) -> str:

@@ -83,13 +83,9 @@ def paper_table(runs: list[Run], level: str | None = None, metrics: list[str] | 
         raise SinkscopeError(f"--level {level!r}: choose one of {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
     names = metrics or [name for name in DEFAULTS[level] if all(_has(run, level, name) for run in runs)]
     for name in names:
-        if not all(_has(run, level, name) for run in runs):
-            tables = (runs[0].heads, runs[0].layers)
-            choices = [name for table in tables for name in table.select_dtypes("number")]
-            raise SinkscopeError(
-                f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
-                f"all{near_column(name, choices)}"
-            )
+        lacking = [place for place, run in enumerate(runs) if not _has(run, level, name)]
+        if lacking:
+            raise SinkscopeError(_refusal(runs, lacking[0], level, name))
     refuse_mixed([name.removeprefix("mean_") for name in names], [run.manifest for run in runs])
     build = {"head": _rows, "layer": _rows, "model": _models}[level]
     frames = [
@@ -132,6 +128,20 @@ def _has(run: Run, level: str, name: str) -> bool:
     if name.endswith("_sem") or name in ("stream", "layer", "head", "module", "kind", "kv_group", "domain", "heads"):
         return False
     return name in run.heads if level == "head" else name in run.layers or f"mean_{name}" in run.layers
+
+
+def _refusal(runs: list[Run], lacking: int, level: str, name: str) -> str:
+    """Why a table has no such metric, and near ones that it has. `lacking`: the place of the first run without it."""
+    tables = (runs[lacking].heads, runs[lacking].layers)
+    if level == "model" and any(name in table and table[name].isna().all() for table in tables):
+        place = "this run" if len(runs) == 1 else model_labels(runs)[lacking]
+        return f"metric {name!r} has no value in {place}"
+    columns = [name for table in tables for name in table.select_dtypes("number")]
+    choices = [name for name in columns if all(_has(run, level, name) for run in runs)]
+    return (
+        f"no metric {name!r} at level {level}{elsewhere(runs[0].manifest, name)}; `sinkscope metrics` lists "
+        f"all{near_column(name, choices)}"
+    )
 
 
 def _column(runs: list[Run], name: str, interval: bool) -> PaperColumn:

@@ -1,6 +1,7 @@
 """Statistics of two samples of sequences: differences, standard errors, intervals, p-values.
 
-All functions take whole arrays whose first axis is the sequences; NaN is a missing value.
+All functions take whole arrays whose first axis is the sequences; NaN is a missing value. An infinite value is a ratio
+over 0: beside another one it has no difference, and a mean that holds one has no standard error.
 
 Test and interval are one statement: the 95 % interval leaves out 0 exactly where p < 0.05. Student's t was chosen by
 measured coverage. With 4 to 32 sequences its intervals hold the truth in 93 to 98 % of samples of normal values and of
@@ -57,12 +58,13 @@ class Difference:
 
 
 def paired_difference(a: np.ndarray, b: np.ndarray, whole_numbers: bool = False) -> Difference:
-    """Paired t-test of b - a along the first axis, [N, ...]; leaves out sequences where either value is missing.
+    """Paired t-test of b - a along the first axis, [N, ...]; leaves out sequences where either value is missing, or
+    both are the same infinity.
 
     `whole_numbers`: the values are whole numbers; see `with_floor`.
     """
     with np.errstate(invalid="ignore"):
-        gaps = np.where(a == b, 0.0, b - a)  # infinity beside infinity: a ratio over 0 in both
+        gaps = b - a
     present = ~np.isnan(gaps)
     error = with_floor(sem(gaps), present.sum(0)) if whole_numbers else sem(gaps)
     a, b = np.where(present, a, np.nan), np.where(present, b, np.nan)
@@ -103,7 +105,7 @@ def from_moments(
     freedom = _freedom(va, a_count, vb, b_count)
     first, second = np.asarray(a, float), np.asarray(b, float)
     with np.errstate(invalid="ignore"):
-        difference = np.where(first == second, 0.0, second - first)
+        difference = second - first
     return _tested(first, second, difference, np.sqrt(va + vb), freedom)
 
 
@@ -135,7 +137,8 @@ def _tested(a: np.ndarray, b: np.ndarray, difference: np.ndarray, error: np.ndar
     with np.errstate(all="ignore"):
         p = 2 * t_above(np.abs(difference / error), freedom)
         half = np.where(error == 0, 0.0, t_half_width(CONFIDENCE, freedom) * error)
-        rounded = np.abs(difference) <= ROUNDING * np.maximum(np.abs(a), np.abs(b))
+        size = np.maximum(np.abs(a), np.abs(b))
+        rounded = (np.abs(difference) <= ROUNDING * size) & np.isfinite(size)
     half = np.where(rounded, np.maximum(half, np.abs(difference)), half)
     p = np.where(rounded, 1.0, np.where(error == 0, 0.0, p))
     p = np.where(np.isnan(difference) | np.isnan(error), np.nan, p)
@@ -204,7 +207,8 @@ def false_discovery(p: np.ndarray) -> np.ndarray:
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the first axis, leaving out NaN; NaN where all values are missing."""
     count = (~np.isnan(values)).sum(0)
-    total = np.nansum(values, axis=0)
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        total = np.nansum(values, axis=0)
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
 
 

@@ -222,11 +222,17 @@ def stream_summaries(
 
 
 def _tokens(domains: list[Domain], sites: list[Site], places: PlacesOf) -> dict[str, list[str | None]]:
-    """The token that all sequences of a domain have at each position of a stream's keys; none of several domains."""
-    if len(domains) > 1:
-        return {}
-    measured = [site for site in sites if site.name in domains[0].sites]
-    return {site.stream: places[domains[0].name, site.name].shared for site in reversed(measured)}
+    """The token that all sequences of the domains have at each position of a stream's keys; None where they differ."""
+    shared: dict[str, list[list[str | None]]] = defaultdict(list)
+    for domain in domains:
+        measured = [site for site in sites if site.name in domain.sites]
+        own = {site.stream: places[domain.name, site.name].shared for site in reversed(measured)}
+        for stream, tokens in own.items():
+            shared[stream].append(tokens)
+    return {
+        stream: [there[0] if len(set(there)) == 1 else None for there in zip(*each, strict=False)]
+        for stream, each in shared.items()
+    }
 
 
 def _stream(

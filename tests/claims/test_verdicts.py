@@ -38,6 +38,7 @@ from sinkscope.claims.findings import judged
 from sinkscope.claims.subject import Subject
 from sinkscope.errors import SinkscopeError
 from sinkscope.runs.run import Run
+from sinkscope.runs.schema.summary import DomainSummary
 from sinkscope.trigger import task
 from sinkscope.trigger.explicit import explicit
 from sinkscope.trigger.model import TriggerConfig, TriggerModel
@@ -89,10 +90,11 @@ def scored(score: str, mass: float) -> Subject:
     return Subject("made", given=run)
 
 
-def long(heads: dict[str, Any]) -> Subject:
-    """A run over a text of twice 64 tokens."""
+def long(heads: dict[str, Any], shortest: int | None = None, longest: int = 128) -> Subject:
+    """A run over sequences of twice 64 tokens, or of as many as these."""
     run = made(heads).given
-    data = [each.model_copy(update={"seq_len": 128}) for each in run.manifest.data]
+    update = {"seq_len": longest, "shortest": shortest}
+    data = [each.model_copy(update=update) for each in run.manifest.data]
     return Subject("long", given=replace(run, manifest=run.manifest.model_copy(update={"data": data})))
 
 
@@ -296,11 +298,59 @@ def test_where_a_sink_goes_is_asked_at_the_claim_s_own_epsilon() -> None:
     assert counts == ["0 of 8", "8 of 8", "0 of 8", "0 of 8"]
 
 
+@pytest.mark.parametrize(
+    ("prepend", "names"),
+    [
+        ((0, 3), ["mean alpha_3, BOS at 3", "mean alpha_0, BOS at 3"]),
+        ((0, 3, 5), ["mean alpha_k at BOS, BOS at k > 0", "mean alpha_0, BOS at k > 0"]),
+    ],
+)
+def test_the_later_position_of_bos_is_the_run_s_own(prepend: tuple[int, ...], names: list[str]) -> None:
+    """A saved run with BOS at position 3 was said to have it at 8."""
+    run = made(first=FIRST).given
+    request = run.manifest.request.model_copy(update={"prepend": prepend})
+    saved = replace(run, manifest=run.manifest.model_copy(update={"request": request}))
+    figures = judged(CLAIMS["stays-at-the-first-position"], Subject("saved", given=saved))[1].figures
+    assert list(figures)[-2:] == names
+    assert "8" not in CLAIMS["stays-at-the-first-position"].contrast
+
+
 def test_a_text_of_fewer_than_64_tokens_has_no_sink_rate_at_64() -> None:
     """Of 6 tokens, uniform attention gives the first 0.41: above 0.3, and no sink."""
     run = sinkscope.scan(tiny("llama", num_hidden_layers=1), data=random_ids(2, 6), self_check=False)
     verdict, told = judged(CLAIMS["first-token"], Subject("short", given=run))
     assert (verdict, told.reason) == (NOT_TESTED, "the text has 6 tokens, and the claim is about the first 64")
+
+
+@pytest.mark.parametrize(
+    "name", ["alignment", "cosines", "key-bias", "stays-at-the-first-position", "value-is-not-needed"]
+)
+def test_sequences_that_are_too_short_to_tell_a_sink_test_no_claim_about_sinks(name: str) -> None:
+    """In 4 tokens uniform attention gives the first 0.52: every head counted as one with a sink."""
+    subject = losing(0.01, 0.02) if name == "value-is-not-needed" else CASES[name][0]()
+    run = subject.given
+    text = run.summary.streams["text"]
+    uniform = text.uniform_alpha_0.model_copy(update={"T": 0.52})
+    streams = {"text": text.model_copy(update={"uniform_alpha_0": uniform})}
+    short = replace(run, summary=run.summary.model_copy(update={"streams": streams}))
+    verdict, told = judged(CLAIMS[name], replace(subject, given=short))
+    reason = "in so short sequences uniform attention gives the first token more than 0.3, too"
+    assert (verdict, told.reason) == (NOT_TESTED, reason)
+
+
+def test_heads_of_a_stream_that_is_too_short_are_not_judged() -> None:
+    """Of two streams, and of the claim's own dataset."""
+    subject = CASES["key-bias"][0]()
+    run = subject.given
+    text = run.summary.streams["text"]
+    low = text.model_copy(update={"uniform_alpha_0": text.uniform_alpha_0.model_copy(update={"T": 0.52})})
+    rows = run.sequences.assign(stream=np.where(run.sequences["layer"] == 1, "decoder", "text"))
+    measured = {"switch": run.measured["switch"].assign(stream=np.repeat(["text", "decoder"], 4))}
+    own = DomainSummary(streams={"text": text, "decoder": low})
+    summary = run.summary.model_copy(update={"domains": {run.manifest.data[0].domain: own}, "streams": {"text": low}})
+    two = Subject("two streams", given=replace(run, sequences=rows, measured=measured, summary=summary))
+    verdict, found = judged(CLAIMS["key-bias"], two)
+    assert (verdict, found.deciding.shown) == (HOLDS, "4 of 4")
 
 
 def test_a_cross_attention_s_sink_is_not_held_against_the_decoder_s_first_token() -> None:
@@ -339,6 +389,25 @@ def test_a_model_without_a_sink_says_nothing_of_the_sink_s_value() -> None:
 def test_a_text_that_is_nearly_its_own_first_64_tokens_says_nothing_of_length() -> None:
     verdict, told = judged(CLAIMS["falls-with-length"], made({"sink_score_t64": 0.9, "sink_score": 0.9}))
     assert (verdict, told.reason[:22]) == (NOT_TESTED, "the text has 80 tokens")
+
+
+def test_every_sequence_is_long_enough_to_say_something_of_length() -> None:
+    """One sequence of 300 tokens among such of 66 counted as `T = 300` with all of them."""
+    verdict, told = judged(CLAIMS["falls-with-length"], long({"sink_score_t64": 0.9, "sink_score": 0.9}, 66, 300))
+    assert (verdict, told.reason[:31]) == (NOT_TESTED, "the shortest text has 66 tokens")
+
+
+def test_lengths_are_prefixes_of_the_same_sequences() -> None:
+    """Not all sequences of 130 to 300 tokens have a prefix of 256; those of 64 and 128 are of all."""
+    subject = long({"sink_score_t64": 0.9, "sink_score": [0.9, 0.1]}, 130, 300)
+    run = subject.given
+    points = [run.length_curve.iloc[:8].assign(length=length) for length in (64, 128, 256, 300)]
+    ragged = Subject("ragged", given=replace(run, length_curve=pd.concat(points)))
+    figures = judged(CLAIMS["falls-with-length"], ragged)[1].figures
+    assert [name for name in figures if "alpha_0" in name] == ["mean alpha_0, T = 64", "mean alpha_0, T = 128"]
+    assert [name for name in figures if name.startswith("sink rate")] == [
+        "sink rate, T = 64", "sink rate, T = 130 to 300",
+    ]  # fmt: skip
 
 
 NAN = float("nan")

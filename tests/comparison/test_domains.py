@@ -190,6 +190,15 @@ def test_the_table_is_written_and_read_again(scan_cli: Scan, tiny_folder: Path) 
     assert load_run(alone.folder).domains is None
 
 
+def test_a_first_token_that_all_datasets_have_is_named(domains: Run, both_bos: Run) -> None:
+    for run, named in ((domains, True), (both_bos, False)):
+        massive = run.summary.streams["text"].massive_activations
+        places = [*run.summary.streams["text"].top_positions, *(p for c in massive.channels for p in c.positions)]
+        first = {place.token for place in places if place.position == 0}
+        assert first == {run.summary.first_token.text}
+        assert (first != {None}) == named
+
+
 @pytest.mark.slow
 def test_sink_heads_are_counted_over_the_sequences_of_all_domains(domains: Run, tiny_folder: Path) -> None:
     """Half the heads lie above the median, however many each domain counts for itself."""

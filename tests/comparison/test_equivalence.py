@@ -114,6 +114,22 @@ def test_without_evidence_nothing_is_called_equivalent() -> None:
 
 
 @pytest.mark.parametrize(
+    ("a_value", "b_value", "said"),
+    [
+        (0.5, np.inf, "the mean over all heads cannot be tested: it is infinite in B"),
+        (np.inf, 0.5, "the mean over all heads cannot be tested: it is infinite in A"),
+        (np.inf, np.inf, "the mean over all heads cannot be tested: no sequence has a finite value in both runs"),
+    ],
+)
+def test_what_is_infinite_is_no_lack_of_sequences(a_value: float, b_value: float, said: str) -> None:
+    a, b = scanned(), scanned()
+    for run, value in ((a, a_value), (b, b_value)):
+        run.sequences = run.sequences.assign(bos_mass=run.sequences["bos_mass"].mask(run.sequences["head"] == 0, value))
+    (text,) = equivalences(compare(a, b, equivalence_margin={"bos_mass": 0.05}))
+    assert f": {said}; " in text
+
+
+@pytest.mark.parametrize(
     ("margins", "said"),
     [
         ({"bos_mas": 0.1}, "not compared"),

@@ -149,7 +149,8 @@ def test_an_infinite_value_is_shown(pair: tuple[Run, Run]) -> None:
     assert "+inf" in render_comparison(result)
     assert render_report([a, b], result)
     same = compare(b, b, metrics=["honor"])
-    assert same.heads["difference"].eq(0).all()
+    assert same.heads["difference"].dropna().eq(0).all()
+    assert same.heads["difference"].isna().sum() == 1
     with_values(a, "honor", lambda row: 0.25)
     assert "infinite in one run in 1 heads, no difference in the others" in render_comparison(
         compare(a, b, metrics=["honor"])
@@ -157,10 +158,34 @@ def test_an_infinite_value_is_shown(pair: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_infinity_on_both_sides_is_no_difference() -> None:
+def test_infinity_on_both_sides_has_no_difference() -> None:
     a, b = np.array([[np.inf, 1.0], [2.0, np.inf]]), np.array([[np.inf, 2.0], [2.5, np.inf]])
-    assert paired_difference(a, b).difference.tolist() == [0.25, 0.5]
-    assert welch_difference(a, a).difference.tolist() == [0.0, 0.0]
+    assert paired_difference(a, b).difference.tolist() == [0.5, 1.0]
+    assert np.isnan(welch_difference(a, a).difference).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinity_on_both_sides_leaves_the_other_sequences_test_alone() -> None:
+    """An infinite mean made every difference as small as rounding: p was 1."""
+    generator = np.random.default_rng(0)
+    a = generator.normal(size=(8, 3))
+    b = a + generator.normal(2, 0.1, size=(8, 3))
+    alone = paired_difference(a[1:], b[1:])
+    a[0] = b[0] = np.inf
+    found = paired_difference(a, b)
+    for name in ("a", "b", "difference", "sem", "low", "high", "p", "freedom"):
+        assert getattr(found, name) == pytest.approx(getattr(alone, name))
+    assert (found.p < 0.001).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinity_on_one_side_has_no_test() -> None:
+    a, b = np.arange(8.0)[:, None].repeat(3, 1), np.ones((8, 3))
+    a[0, 0], b[0, 1], a[0, 2], b[1, 2] = (np.inf,) * 4
+    for found in (paired_difference(a, b), welch_difference(a, b)):
+        assert found.difference[:2].tolist() == [-np.inf, np.inf]
+        assert np.isnan(found.difference[2])
+        assert np.isnan([found.p, found.low, found.high]).all()
 
 
 def test_what_neither_run_measured_has_no_verdict(pair: tuple[Run, Run]) -> None:

@@ -41,6 +41,38 @@ def test_separate_samples_of_several_domains_are_matched_by_name() -> None:
         compare(with_domains("x", "y"), with_domains("z", "w", text=1), paired=False)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_datasets_that_only_one_run_has_are_named_in_either_order(turned: bool) -> None:
+    """A run with more datasets was refused as A, and compared as B."""
+    more, fewer = with_domains("x", "y"), with_domains("x")
+    a, b = (more, fewer) if turned else (fewer, more)
+    result = compare(a, b)
+    assert result.paired
+    assert set(result.summary["domain"]) == {"x"}
+    assert f"only {'A' if turned else 'B'} has y: not compared" in result.notes
+    both = compare(with_domains("x", "y"), with_domains("x", "z"))
+    assert both.notes == ["only A has y: not compared", "only B has z: not compared"]
+
+
+def test_a_dataset_of_one_name_with_other_tokens_is_refused_beside_others() -> None:
+    a, b = with_domains("x", "y"), with_domains("x", "y")
+    b.manifest.data[1].fingerprint = "another"
+    for first, second in ((a, b), (b, a)):
+        with pytest.raises(SinkscopeError, match=r"of 'y' differ \(their fingerprints differ, their settings do not\)"):
+            compare(first, second)
+
+
+def test_a_dataset_that_an_interrupted_run_did_not_reach_is_not_said_to_differ() -> None:
+    a, b = with_domains("x", "y"), with_domains("x", "y")
+    b.sequences = b.sequences[b.sequences["domain"] == "x"]
+    for first, second, side in ((a, b, "A"), (b, a, "B")):
+        assert compare(first, second).notes == [f"only {side} has y: not compared"]
+    b.sequences = b.sequences.assign(domain="y")
+    a.sequences = a.sequences[a.sequences["domain"] == "x"]
+    with pytest.raises(SinkscopeError, match="the runs read different data: x against y;"):
+        compare(a, b)
+
+
 def test_why_runs_are_not_paired() -> None:
     with pytest.raises(
         SinkscopeError, match=r"the runs read different data: x, y against z, w; compare\(\.\.\., paired=False\)"

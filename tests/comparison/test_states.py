@@ -66,7 +66,8 @@ def test_only_domains_that_are_compared_are_counted() -> None:
 def test_massive_activations_stand_side_by_side() -> None:
     a = run_with(present=True, max_abs=5000.0, layer=1)
     b = run_with(present=False, max_abs=70.5, layer=0)
-    a.layers["massive_tokens"] = [0.0] * (len(a.layers) - 1) + [2.5]
+    last = a.sequences["head"].isna() & (a.sequences["layer"] == a.sequences["layer"].max())
+    a.sequences["massive_tokens"] = a.sequences["massive_tokens"].mask(last, 2.5)
     (row,) = massive_rows(a, b).to_dict("records")
     assert (row["max_abs_a"], row["layer_a"], row["massive_tokens_a"], row["present_b"]) == (5000, 1, 2.5, False)
     (said,) = [line for line in states(compare(a, b)) if line.startswith("massive")]
@@ -82,6 +83,23 @@ def test_massive_activations_stand_side_by_side() -> None:
     assert massive_rows(a, b)["stream"].tolist() == ["vision", "text", "decoder", "audio"]
     unseen = run_with(present=None, max_abs=None, layer=None)
     assert massive_rows(a, unseen).empty
+
+
+def test_massive_tokens_are_counted_over_all_datasets() -> None:
+    """One dataset has two such tokens in each of 4 sequences, the other none in 12: half a token a sequence. The mean
+    of the first dataset alone was shown."""
+    a = run_with(present=True, max_abs=5000.0, layer=1)
+    own = a.sequences[a.sequences["sequence"] < 4]
+    last = own["head"].isna() & (own["layer"] == 2)
+    first = own.assign(massive_tokens=own["massive_tokens"].mask(last, 2.0))
+    others = [own.assign(domain="other", sequence=own["sequence"] + 4 * copy) for copy in range(3)]
+    a.sequences = pd.concat([first, *others], ignore_index=True)
+    a.layers = pd.concat([a.layers.assign(domain=name, massive_tokens=2.0) for name in ("prose", "other")])
+    (row,) = massive_rows(a, run_with()).to_dict("records")
+    assert row["massive_tokens_a"] == 0.5
+    a.sequences = a.sequences.drop(columns="massive_tokens")
+    (row,) = massive_rows(a, run_with()).to_dict("records")
+    assert pd.isna(row["massive_tokens_a"])
 
 
 def test_screen_page_and_json_say_it_and_tokens_are_escaped() -> None:

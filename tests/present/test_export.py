@@ -313,6 +313,27 @@ def test_what_a_level_lacks_is_refused(level: str, metric: str) -> None:
         paper_table([scanned()], level, [metric])
 
 
+def test_a_column_without_a_value_is_said_to_be_empty() -> None:
+    """The error asked whether the very name that was given was meant."""
+    full, empty = scanned(), scanned()
+    for table in ("heads", "sequences"):
+        setattr(empty, table, getattr(empty, table).assign(bos_mass=np.nan))
+    for runs, place in (([empty], "this run"), ([full, empty], "tiny \\(run 2\\)")):
+        with pytest.raises(SinkscopeError, match=f"^metric 'bos_mass' has no value in {place}$"):
+            paper_table(runs, "model", ["bos_mass"])
+
+
+@pytest.mark.parametrize("level", ["head", "layer", "model"])
+@pytest.mark.parametrize("metric", ["norm_other", "bos_mass_sem", "bos_mas", "mean_bos_mass", "max_abs_token"])
+def test_a_refusal_suggests_only_what_it_would_not_refuse(level: str, metric: str) -> None:
+    try:
+        paper_table([scanned()], level, [metric])
+    except SinkscopeError as refused:
+        suggested = str(refused).partition("did you mean ")[2].rstrip("?").replace(" or ", ", ")
+        for name in filter(None, suggested.split(", ")):
+            assert paper_table([scanned()], level, [name])
+
+
 def test_an_interval_of_zero_width_is_kept() -> None:
     run = scanned()
     run.layers = run.layers.iloc[:2].assign(mean_bos_mass=[0.5, 1.0], mean_bos_mass_sem=[0.001, 1e-13])
@@ -504,7 +525,7 @@ def test_the_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["export", run, "--heads", "sink", "--format", "csv"])
     assert refused.exit_code == 2
     assert "--heads writes a list" in refused.stderr
-    for name, start in (("t.tex", b"%"), ("t.CSV", b"layer,"), ("t.parquet", b"PAR1"), ("t.txt", b"| layer")):
+    for name, start in (("t.tex", b"%"), ("t.CSV", b"layer,"), ("t.parquet", b"PAR1"), ("t", b"| layer")):
         assert CliRunner().invoke(app, ["export", run, "-o", str(tmp_path / name)]).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(start)
 

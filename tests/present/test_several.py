@@ -24,8 +24,10 @@ from sinkscope.experiments.attention_map import HeadMap
 from sinkscope.present.figures.canvas import WIDTHS, Grid, drawn, headline, legend_below
 from sinkscope.present.figures.lampert import PLAN, captions
 from sinkscope.present.figures.maps import Pick, Tile, draw_attention, draw_gallery, gallery_heads, paint_map, sinks
-from sinkscope.present.figures.several import all_series, by_layer, draw_several, table_figures
+from sinkscope.present.figures.run import _titled
+from sinkscope.present.figures.several import all_series, by_layer, draw_several, measured, table_figures
 from sinkscope.present.figures.trajectory import draw_trajectories, draw_trajectory
+from sinkscope.present.html.report import render_report
 from sinkscope.questions.smoothing.figure import paint_costs
 from sinkscope.questions.smoothing.figure_heads import paint_parts, paint_theory, selected
 from sinkscope.runs.questions import FIGURES
@@ -58,6 +60,23 @@ def test_several_runs_fill_their_width_and_no_more(figure: str, size: str) -> No
     assert image.shape[1] == pytest.approx(300 * WIDTHS[size], abs=2)
     assert (image[:, :2] == 255).all()
     assert (image[:, -2:] == 255).all()
+
+
+def test_a_name_that_the_scan_was_given_is_no_path() -> None:
+    """Two runs named `step 1/2` and `step 2/2` were both `2` in a legend, a title and a caption."""
+    runs = [scanned(), scanned()]
+    for number, run in enumerate(runs, 1):
+        run.manifest.model.name = f"step {number}/2"
+    series = all_series(runs)
+    assert [part.label for part in series] == ["step 1/2", "step 2/2"]
+    assert measured(series).startswith("step 1/2 (float32): 8 sequences")
+    assert _titled(runs[0], "text") == "step 1/2\ntext"
+    assert ">step 1/2</h2>" in render_report(runs[:1])
+    for run, name in zip(runs, ("org/one", "example:two"), strict=True):
+        run.manifest.model.name, run.manifest.model.id = None, name
+    assert [part.label for part in all_series(runs)] == ["one", "two"]
+    runs[1].manifest.model.name = "example:two"
+    assert all_series(runs)[1].label == "example:two"
 
 
 def test_a_single_layer_has_one_number_below_it() -> None:

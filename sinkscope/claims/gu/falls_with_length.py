@@ -7,27 +7,30 @@ from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_t
 from sinkscope.claims.gu.first_token import rate
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
+from sinkscope.runs.per_sequence import tokens_of
 
 TWICE = 128
-"""Tokens that a text has at least: a shorter one is nearly its own first 64."""
+"""Tokens that every sequence has at least: a shorter one is nearly its own first 64. Which of its sequences are longer,
+no run says."""
 
 
 def find(run: Evidence, subject: Subject) -> Found:
     rows = run.sequences[run.sequences["head"].notna()]
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
-    if "sink_score_t64" not in rows or rows["sink_score_t64"].isna().all() or run.data.seq_len < TWICE:
-        return not_tested(
-            f"the text has {run.data.seq_len} tokens, and {TWICE} are needed to compare it with its first 64"
-        )
+    tokens, shortest = tokens_of(run.data), run.data.shortest or run.data.seq_len
+    if "sink_score_t64" not in rows or rows["sink_score_t64"].isna().all() or shortest < TWICE:
+        text = "the text" if shortest == run.data.seq_len else "the shortest text"
+        return not_tested(f"{text} has {shortest} tokens, and {TWICE} are needed to compare it with its first 64")
     rows = rows[rows["sink_score_t64"].notna()]
     short, whole = (rate(rows, name) for name in ("sink_score_t64", "sink_score"))
-    figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {run.data.seq_len}": whole}
+    figures: dict[str, Number] = {"sink rate, T = 64": short, f"sink rate, T = {tokens}": whole}
     figures |= {f"the same, epsilon {epsilon}": rate(rows, "sink_score", epsilon) for epsilon in (0.2, 0.5, 0.8)}
     curve = run.rows_of_text(run.run.length_curve)
     figures |= {
         f"mean alpha_0, T = {length}": number(float(points["sink_score"].mean()))
         for length, points in curve.groupby("length")
+        if length <= shortest  # not all sequences have a longer prefix
     }
     if not short.value:
         return not_tested("no head has a sink at T = 64", figures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, share
-from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, Evidence, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, TOO_SHORT, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -13,8 +13,6 @@ def find(run: Evidence, subject: Subject) -> Found:
         return not_tested(NO_PROBABILITIES)
     heads = run.need("qk_cos_first", "qk_cos_other", "k_norm_first", "k_norm_other")
     drains = heads["value_drain"].dropna() if "value_drain" in heads else []
-    both = (heads["qk_cos_first"] > heads["qk_cos_other"]) & (heads["k_norm_first"] < heads["k_norm_other"])
-    sinking = heads["sink_score"] > EPSILON
     figures = {
         "heads whose queries point to the first key more than to others": share(
             heads["qk_cos_first"] > heads["qk_cos_other"]
@@ -25,6 +23,11 @@ def find(run: Evidence, subject: Subject) -> Found:
         "heads with `value_drain` below 0.5": share(drain < 0.5 for drain in drains),
         "mean `key_bias`, nats": run.of_heads("key_bias") if "key_bias" in heads else share([]),
     }
+    heads = run.telling(heads)
+    if heads.empty:
+        return not_tested(TOO_SHORT, figures)
+    both = (heads["qk_cos_first"] > heads["qk_cos_other"]) & (heads["k_norm_first"] < heads["k_norm_other"])
+    sinking = heads["sink_score"] > EPSILON
     if not sinking.any():
         return not_tested("no head has a sink", figures)
     return Found(share(both[sinking]), share(both[~sinking]), figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule
-from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, not_tested
+from sinkscope.claims.evidence import EPSILON, NO_PROBABILITIES, TOO_SHORT, not_tested
 from sinkscope.claims.needs import LOSSES, TEXT
 from sinkscope.claims.subject import Subject
 
@@ -18,7 +18,10 @@ def find(arms: pd.DataFrame, subject: Subject) -> Found:
     run = TEXT.of(subject)
     if not run.normalised:
         return not_tested(NO_PROBABILITIES, figures)
-    if not (run.heads["sink_score"] > EPSILON).any():
+    heads = run.telling(run.heads)
+    if heads.empty:
+        return not_tested(TOO_SHORT, figures)
+    if not (heads["sink_score"] > EPSILON).any():
         return not_tested("no head has a sink", figures)
     return Found(increase(arms, "value:first1"), increase(arms, "value:random1"), figures)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinkscope.claims.claim import Claim, Found, Rule, correlation, number, share
-from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, TOO_SHORT, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -11,7 +11,9 @@ from sinkscope.claims.subject import Subject
 def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
-    layers = run.need_layers("alignment_margin", "alignment_margin_other")
+    layers = run.telling(run.need_layers("alignment_margin", "alignment_margin_other"))
+    if layers.empty:
+        return not_tested(TOO_SHORT)
     margins, sinking = run.least(layers, "alignment_margin"), layers["sink_heads"] > 0
     figures = {
         "layers with a sink head": share(layers["sink_heads"] > 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from sinkscope.claims.claim import Claim, Found, Number, Rule, correlation, number, share
-from sinkscope.claims.evidence import NO_PROBABILITIES, Evidence, not_tested
+from sinkscope.claims.evidence import NO_PROBABILITIES, TOO_SHORT, Evidence, not_tested
 from sinkscope.claims.needs import TEXT
 from sinkscope.claims.subject import Subject
 
@@ -16,7 +16,9 @@ SINKING = 0.05
 def find(run: Evidence, subject: Subject) -> Found:
     if not run.normalised:
         return not_tested(NO_PROBABILITIES)
-    layers, heads = run.need_layers("cos_first_input_min"), run.heads
+    layers, heads = run.telling(run.need_layers("cos_first_input_min")), run.heads
+    if layers.empty:
+        return not_tested(TOO_SHORT)
     layers = layers[layers["stream"] != "cross"]  # its sink is a key of the encoder, its cosines are the decoder's
     sinking, calm = layers[layers["sink_heads"] > 0], layers[layers["sink_heads"] == 0]
     low = layers["cos_first_input_min"]

@@ -345,7 +345,7 @@ def draw_gallery(
         ]
         for run, maps in galleries
     ]
-    names = [short(run.manifest.model.shown) for run, _ in galleries]
+    names = [short(run.manifest.model) for run, _ in galleries]
     about = "sinkscope gallery of runs " + ", ".join(run_id(run) for run, _ in galleries)
     many = len(galleries) > 1
     own_title = "" if many else names[0]
@@ -370,7 +370,7 @@ def draw_attention(
         Tile(name, head_map.weights, tuple(head_map.tokens), kind=kind_of(run, head_map))
         for name, head_map in zip(names, maps, strict=True)
     ]
-    own_title = f"{short(run.manifest.model.shown)}, layer {first.layer}, head {first.head}"
+    own_title = f"{short(run.manifest.model)}, layer {first.layer}, head {first.head}"
     epsilon = run.manifest.request.epsilon
     content = draw_maps([tiles], f"sinkscope run {run_id(run)}", form, size, title, own_title, epsilon=epsilon)
     said = f" {own_title}"

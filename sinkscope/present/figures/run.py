@@ -129,8 +129,7 @@ def _titled(run: Run, text: str) -> str:
     """The model's name above `text`, and the text that was read where the run has several."""
     if "domain" in run.heads and not text.endswith(shown := _end(str(_first(run.heads)["domain"].iloc[0]))):
         text = f"{text}\non {shown}"
-    name = run.manifest.model.shown.rstrip("/").rpartition("/")[2]
-    return f"{_end(name)}\n{text}"
+    return f"{_end(run.manifest.model.short)}\n{text}"
 
 
 def _end(text: str) -> str:

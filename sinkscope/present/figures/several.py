@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sinkscope.runs.run import Run
-    from sinkscope.runs.schema.manifest import DomainFacts
+    from sinkscope.runs.schema.manifest import DomainFacts, ModelFacts
 
 
 MADE_BY = {table.name: question.name for question in QUESTIONS.values() for table in question.tables}
@@ -64,7 +64,7 @@ def all_series(runs: list[Run]) -> list[Series]:
 
 def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
     """Model, domain and dtype, as far as they differ; runs that share all of them are numbered."""
-    names = [short(run.manifest.model.shown) for run, _ in parts]
+    names = [short(run.manifest.model) for run, _ in parts]
     texts = [printable(data.domain) for _, data in parts]
     kinds = [str(run.manifest.model.dtype) for run, _ in parts]
     chosen = [names] if len(set(names)) > 1 or len(parts) == 1 else []
@@ -78,21 +78,21 @@ def _labels(parts: list[tuple[Run, DomainFacts]]) -> list[str]:
 
 def common(series: list[Series]) -> str:
     """The model's name, where all series are of one model; its only domain too. Empty where models differ."""
-    models = {short(part.run.manifest.model.shown) for part in series}
+    models = {short(part.run.manifest.model) for part in series}
     if len(models) > 1:
         return ""
     return f"{models.pop()}, {printable(series[0].data.domain)}" if len(series) == 1 else models.pop()
 
 
-def short(model: str) -> str:
-    """The last part of a model's name."""
-    return printable(str(model).rstrip("/").rpartition("/")[2].removeprefix("example:"))
+def short(model: ModelFacts) -> str:
+    """The model's name in a legend: of an example, without `example:`."""
+    return printable(model.short if model.name else model.short.removeprefix("example:"))
 
 
 def measured(series: list[Series]) -> str:
     """What was read, as a sentence for a caption; of a run with several streams, which one is drawn."""
     told = dict.fromkeys(
-        f"{short(part.run.manifest.model.shown)} ({part.run.manifest.model.dtype}): "
+        f"{short(part.run.manifest.model)} ({part.run.manifest.model.dtype}): "
         f"{counted(part.run, part.data)} of {printable(part.data.domain)}"
         f"{f', stream {part.stream}' if part.run.heads['stream'].nunique() > 1 else ''}"
         for part in series

@@ -128,7 +128,7 @@ def _view(run: Run, index: int, dense: bool, runs: list[Run]) -> dict[str, Any]:
     }
     return {
         "index": index,
-        "name": f"{model.shown.rstrip('/').rpartition('/')[2]}{model_labels(runs)[index].removeprefix(model.shown)}",
+        "name": f"{model.short}{model_labels(runs)[index].removeprefix(model.shown)}",
         "facts": facts,
         "words": answers(run),
         "warnings": summary.warnings,

@@ -152,6 +152,12 @@ class ModelFacts(Record):
         name = self.name or (PurePath(self.id).name if PurePath(self.id).is_absolute() else self.id)
         return with_adapter(name, None if self.adapter is None else self.adapter.path)
 
+    @property
+    def short(self) -> str:
+        """`shown` where there is little room: of a hub id or a path, the last part alone. A name that the scan was
+        given is neither, whatever it holds."""
+        return self.shown if self.name else self.shown.rstrip("/").rpartition("/")[2]
+
 
 class DomainFacts(Record):
     """The sequences of one dataset: one SPEC with one way to choose the first token."""
