@@ -11,6 +11,7 @@ from families import tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     BlipForConditionalGeneration,
     PreTrainedModel,
 )
@@ -79,6 +80,20 @@ def test_a_generation_behind_a_picture_is_one_sequence() -> None:
     for stream in ("text", "vision"):
         for sequence in range(2):
             same(values(seen.run(), stream, sequence), values(whole.run(), stream, sequence))
+
+
+def test_more_pictures_than_texts_leave_the_texts_in_the_tables() -> None:
+    """The pass that came most often stood there, which was the tower's."""
+    model = tiny_model(AutoModelForImageTextToText, "llava")
+    size, tower = model.config.vision_config.image_size, model.model.vision_tower
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        tower(torch.randn(2, 3, size, size))
+        model(torch.randint(10, 90, (1, 12)))
+    run = seen.run()
+    assert {*run.layers["stream"]} == {"text"}
+    (warning,) = run.manifest.warnings
+    assert warning.startswith("2 sequences of watched are left out: model.vision_tower.")
+    assert warning.endswith("read them, pictures or sound that are not as many as the 1 text")
 
 
 class Named(PreTrainedModel):

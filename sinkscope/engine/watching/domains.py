@@ -54,11 +54,21 @@ class _Kind:
     like_padding: int = 0
     longer: int = 0
 
+    @property
+    def of_signals(self) -> bool:
+        """Whether the passes are of pictures or sound alone."""
+        return {*self.calls.places.values()} == {"signal"}
+
     def rows(self) -> np.ndarray:
         """[sequence, T]: token ids, or 0 for a first position and 1 for others; -1 past a sequence's end."""
         rows = self.ids if self.has_tokens else [_as_positions(row) for row in self.ids]
         longest = self.record.longest
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row in rows])
+
+
+def _place_of_kind(kind: _Kind) -> tuple[bool, int]:
+    """Sorts texts before the pictures that they go with, which may be more, then what came often before what did not."""
+    return kind.of_signals, -kind.record.count
 
 
 class Heap:
@@ -70,8 +80,9 @@ class Heap:
 
     @property
     def count(self) -> int:
-        """Sequences of the kind that came most often."""
-        return max((kind.record.count for kind in self.kinds.values()), default=0)
+        """Sequences of the kind that comes first."""
+        first = min(self.kinds.values(), key=_place_of_kind, default=None)
+        return 0 if first is None else first.record.count
 
     def add(self, found: Sequences) -> None:
         """Adds a batch of sequences."""
@@ -93,7 +104,7 @@ class Heap:
 
     def readable(self, name: str, sites: dict[str, Site]) -> tuple[list[_Kind], list[str]]:
         """The kinds that one table can hold: as many sequences of each, and no attention call in two. The others are
-        told of in a line each.
+        told of in a line each. Those of text come first, then those that came most often.
 
         `name`: the domain's. `sites`: those of the calls of other domains, in which a call has the same stream and as
         many heads. A call that reads its own sequence in some kind does so in all: over a cache of the model's own it
@@ -103,7 +114,7 @@ class Heap:
         every = [kind.calls.streams for kind in self.kinds.values()]
         streams = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
         streams |= {call: site.stream for call, site in sites.items()}
-        for kind in sorted(self.kinds.values(), key=lambda kind: -kind.record.count):
+        for kind in sorted(self.kinds.values(), key=_place_of_kind):
             known = sites | {call: site for each in kept for call, site in each.calls.sites.items()}
             why = _turned(kind, streams) or _resized(kind, known) or _beside(kind, kept)
             if why is None:
@@ -140,6 +151,9 @@ def _beside(kind: _Kind, kept: list[_Kind]) -> str | None:
     shared = any(kind.calls.sites.keys() & other.calls.sites.keys() for other in kept)
     if kind.record.count == most and not shared:
         return None
+    if kind.of_signals and not kept[0].of_signals:
+        first = shown_name(next(iter(kind.calls.sites)))
+        return f"{first} read them, pictures or sound that are not as many as the {most} text{'s' * (most > 1)}"
     return f"the model made the attention call {_told_apart(kind, kept, most)}; give them a label of their own"
 
 
