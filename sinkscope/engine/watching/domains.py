@@ -67,7 +67,7 @@ class _Kind:
 
 
 def _place_of_kind(kind: _Kind) -> tuple[bool, int]:
-    """Sorts texts before the pictures that they go with, which may be more, then what came often before what did not."""
+    """Sorts texts before the pictures that they go with, of which there may be more, then by how often they came."""
     return kind.of_signals, -kind.record.count
 
 
