@@ -80,10 +80,12 @@ class AttentionCall:
         """Whether positions attend to positions. False for a single query: pooling, or attention over layers."""
         return self.query.shape[2] > 1
 
-    def over_layers(self, positions: int | None) -> bool:
+    def over_layers(self, positions: int | None, width: int | None) -> bool:
         """Whether each of so many positions attends apart from the others, from something else to something else, with
-        positions in the place of heads: Inkling's blocks attend so over the layers before them."""
-        return self.query.shape[1] == positions and positions not in self.lengths
+        positions in the place of heads and the residual stream's `width` in that of a head: Inkling's blocks attend so
+        over the layers before them."""
+        heads, of_head = self.query.shape[1], self.value.shape[-1]
+        return heads == positions and of_head == width and positions not in self.lengths
 
     @property
     def visible(self) -> Visibility:

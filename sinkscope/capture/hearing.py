@@ -30,7 +30,7 @@ from sinkscope.capture.parts import counts_up, end_of_map, goes_on
 from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own
-from sinkscope.capture.sites import call_name, config_alone_counts, head_counts, place_of, stream_of
+from sinkscope.capture.sites import call_name, config_alone_counts, head_counts, place_of, stream_of, stream_width
 from sinkscope.capture.views import begun_cuts, cut_maps
 from sinkscope.errors import SinkscopeError, first_line
 
@@ -146,7 +146,7 @@ class CallHearing:
             self.keywords.setdefault(keyword, path)
         query, key, value = tensors
         assert self.now is not None
-        if call_of(query, key, value, None, causal, {}).over_layers(self.now.second):
+        if call_of(query, key, value, None, causal, {}).over_layers(self.now.second, stream_width(self.model)):
             return
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)

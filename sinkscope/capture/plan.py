@@ -25,7 +25,16 @@ from sinkscope.capture.output_readers import OutputReaders
 from sinkscope.capture.parts import Keys, Seen, goes_on, hidden_states, in_pieces, keeps_keys, no_maps
 from sinkscope.capture.private_doors import is_out_of_memory, is_smaller_than_kernel
 from sinkscope.capture.shapes import shape_of
-from sinkscope.capture.sites import Site, block_of, call_name, config_alone_counts, head_counts, kind_of, stream_of
+from sinkscope.capture.sites import (
+    Site,
+    block_of,
+    call_name,
+    config_alone_counts,
+    head_counts,
+    kind_of,
+    stream_of,
+    stream_width,
+)
 from sinkscope.errors import SinkscopeError, all_lines
 
 INTERFACE, INLINE = "interface", "inline"
@@ -168,7 +177,7 @@ def _dry_run(
             readers.attended(names[module], output)
             call = kept.of_tokens(names[module], call)
             record = _seen(names[module], call, INTERFACE, window_of(call.mask, module))
-            if call.over_layers(given.length):
+            if call.over_layers(given.length, stream_width(model)):
                 aside.add(names[module])
             kept.keep(record if call.of_positions and names[module] not in aside else None, names[module], call)
             return output

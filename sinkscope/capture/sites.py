@@ -264,6 +264,14 @@ def head_counts(model: nn.Module, path: str) -> set[int]:
     return _named_near(model, path) | _counts_of(getattr(model, "config", None))
 
 
+def stream_width(model: nn.Module) -> int | None:
+    """The channels of the residual stream that the model's configuration names for text; None where it names none."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    width = getattr(text, "hidden_size", None)
+    return width if isinstance(width, int) else None
+
+
 def config_alone_counts(model: nn.Module, path: str) -> bool:
     """Whether only the model's configuration names head counts for a module of a person's own code, whose layers may
     have other ones."""

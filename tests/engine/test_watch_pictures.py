@@ -82,6 +82,15 @@ def test_a_generation_behind_a_picture_is_one_sequence() -> None:
             same(values(seen.run(), stream, sequence), values(whole.run(), stream, sequence))
 
 
+def test_a_tower_with_as_many_heads_as_the_text_has_tokens_is_read() -> None:
+    """As attention over layers, it has as many heads as positions; unlike that, its heads are no stream's width."""
+    model = blip()
+    assert model.config.vision_config.num_attention_heads == 4
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(pixel_values=torch.randn(2, 3, 32, 32), input_ids=torch.randint(10, 90, (2, 4)))
+    assert {*seen.run().layers["stream"]} == {"text", "vision", "cross"}
+
+
 def test_more_pictures_than_texts_leave_the_texts_in_the_tables() -> None:
     """The pass that came most often stood there, which was the tower's."""
     model = tiny_model(AutoModelForImageTextToText, "llava")
