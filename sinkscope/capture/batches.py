@@ -133,7 +133,9 @@ def _cut(heard: Heard, number: int, rows: slice, before: int, masks: dict[tuple[
 
 
 def _part(around: Around, rows: slice) -> Around:
-    return replace(around, given=_rows(around.given, rows), returned=_rows(around.returned, rows))
+    given = _rows(around.given, rows)
+    read = given if around.read is around.given else _rows(around.read, rows)
+    return replace(around, given=given, returned=_rows(around.returned, rows), read=read)
 
 
 def _rows(kept: Kept | None, rows: slice) -> Kept | None:

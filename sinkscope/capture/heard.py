@@ -95,8 +95,12 @@ class Kept:
 @dataclass(eq=False)
 class Around:
     """One call of a module that attended: what it was given and what it returned, of three axes, and the numbers of the
-    attention calls inside it, `first` to before `past`. `joint`: it was given a second text or picture beside. `last`:
-    whether what it was given has channels on the last axis, as a layer inside shows that reads it; None = none does."""
+    attention calls inside it, `first` to before `past`.
+
+    `read`: what the projections inside it read, before the first of these; `reader`: the layer that read it, where it
+    is not what was given. `joint`: it was given a second text or picture beside. `last`: whether what it was given has
+    channels on the last axis, as a layer inside shows that reads it; None = none does.
+    """
 
     path: str
     first: int
@@ -105,10 +109,14 @@ class Around:
     returned: Kept | None = None
     joint: bool = False
     last: bool | None = None
+    read: Kept | None = None
+    reader: str | None = None
 
     def pack(self, place: Place) -> None:
         """Puts what is kept where `place` says."""
+        alike = self.read is self.given
         self.given = None if self.given is None else self.given.packed(place)
+        self.read = self.given if alike else None if self.read is None else self.read.packed(place)
         self.returned = None if self.returned is None else self.returned.packed(place)
 
 

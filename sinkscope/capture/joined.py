@@ -178,6 +178,7 @@ class Joined:
         if self._idle is None:
             self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
             self._told |= {around.path for around in now.around}
+            self._told |= {around.reader for around in now.around if around.reader is not None}
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
         self.passes.append(now)
         if len(self.passes) - self._packed == PACKED_STEPS:

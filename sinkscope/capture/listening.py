@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any
@@ -41,6 +41,7 @@ from sinkscope.capture.listeners import overheard
 from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding, given_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
+from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.registries import uncompiled
 from sinkscope.capture.turns import Turns
 from sinkscope.errors import SinkscopeError, in_one_line
@@ -48,7 +49,8 @@ from sinkscope.errors import SinkscopeError, in_one_line
 
 @dataclass(eq=False)
 class _Frame:
-    """A module whose forward runs. `first`: the number of the next attention call when it began; `last`: see Around."""
+    """A module whose forward runs. `first`: the number of the next attention call when it began; `last`, `read` and
+    `reader`: see Around. `bare`: it has no weights."""
 
     path: str
     given: Any
@@ -56,6 +58,10 @@ class _Frame:
     joint: bool = False
     kept: Kept | None = None
     last: bool | None = None
+    bare: bool = False
+    inside: ReadInside = field(default_factory=ReadInside)
+    read: Kept | None = None
+    reader: str | None = None
 
 
 class Listener:
@@ -216,6 +222,7 @@ class Listener:
 
     def _entering(self, name: str, module: nn.Module) -> Callable[..., None]:
         function, last = is_function(name, module), channels_last(module)
+        bare = next(module.parameters(), None) is None
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._anywhere:
@@ -227,7 +234,7 @@ class Listener:
                     return
                 if self._frames and name == self._frames[0].path == "":
                     self._reset()
-                frame, outermost = _Frame(name, None, 0), not self._frames
+                frame, outermost = _Frame(name, None, 0, bare=bare), not self._frames
                 self._frames.append(frame)
             if outermost:
                 self._begin(name, args, kwargs)
@@ -238,7 +245,7 @@ class Listener:
                 now.entered.add(name)
             frame.given = hidden_given(args, kwargs)
             if last is not None:
-                self._tell_axis(frame.given, last)
+                self._tell_axis(name, frame.given, last)
             if not function:
                 self._calls.torch_calls.entered(name, frame.given)
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
@@ -266,7 +273,15 @@ class Listener:
                     hidden = output[0] if isinstance(output, tuple) and output else output
                     now.around.append(
                         Around(
-                            name, frame.first, len(now.heard), frame.kept, stream_kept(hidden), frame.joint, frame.last
+                            name,
+                            frame.first,
+                            len(now.heard),
+                            frame.kept,
+                            stream_kept(hidden),
+                            frame.joint,
+                            frame.last,
+                            frame.read,
+                            frame.reader,
                         )
                     )
             if not self._frames:
@@ -374,15 +389,22 @@ class Listener:
     def _wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._calls.wrapped(name, function) if get_ident() == self._thread else function
 
-    def _tell_axis(self, read: Any, last: bool) -> None:
-        """Notes on which axis a layer that begins reads channels, for the modules that were given the same."""
+    def _tell_axis(self, path: str, read: Any, last: bool) -> None:
+        """Notes what a layer that begins reads, and on which axis it has channels, for the modules around it."""
         for frame in self._frames[:-1]:
-            if frame.given is read is not None:
+            if (last and frame.inside.add(frame.given, path, read)) or frame.given is read is not None:
                 frame.last = last
 
     def _keep_given(self) -> None:
-        """Keeps what the modules that run were given, before the first attention call in each."""
+        """Keeps what the modules that run were given, and what their projections read, before the first attention call
+        in each."""
+        around: _Frame | None = None
         for frame in self._frames:
             if frame.kept is None and isinstance(frame.given, Tensor):
                 frame.kept = stream_kept(frame.given)
-            frame.given = None
+                read = frame.inside.tensor(frame.given)
+                frame.read = frame.kept if read is frame.given else stream_kept(read)
+                frame.reader = None if frame.read is frame.kept else frame.inside.path
+                if frame.bare and not frame.inside.layers and around is not None:
+                    frame.read, frame.reader = around.read, around.reader
+            frame.given, around = None, frame

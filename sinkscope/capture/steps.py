@@ -369,7 +369,7 @@ class Steps:
     def _stream(self, taken: list[Taken], block: str | None) -> Stream:
         module = self._heard[0].module
         return Stream(
-            self._over(block, taken, lambda call: call.given), self._over(module, taken, lambda call: call.given),
+            self._over(block, taken, lambda call: call.given), self._over(module, taken, lambda call: call.read),
             self._over(block, taken, lambda call: call.returned),
         )  # fmt: skip
 

@@ -149,7 +149,7 @@ class Pending:
     `rows` is (sequences, queries). Tensors have the shapes of AttentionMap; `projected` that of `output`. `written` is
     what the output projection adds, (B, T, D). `time_first`: it reads and adds [T, B]. `factors`: as in LayerView,
     where they were kept when the call was made; None takes those of the weights as they are now. `of_tokens`: as in
-    Outputs.
+    Outputs. `read`: what the projections of q, k and v read.
     """
 
     site: Site
@@ -165,6 +165,7 @@ class Pending:
     factors: Tensor | None = None
     time_first: bool = False
     of_tokens: Tensor | None = None
+    read: Tensor | None = None
 
     @property
     def reads_channels_last(self) -> bool:

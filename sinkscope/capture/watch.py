@@ -24,6 +24,7 @@ from sinkscope.capture.masks.lazy import lazy_masks
 from sinkscope.capture.output_projection import projection_bias
 from sinkscope.capture.parts import of_part
 from sinkscope.capture.plan import INLINE, Plan
+from sinkscope.capture.read_inside import ReadInside, reading_path
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.views import Cut, Pending, Readers, Span, Stream, Views
@@ -93,6 +94,8 @@ class Capture:
         self._waiting: dict[str | None, list[Pending]] = {}
         self._inputs: dict[str, Tensor] = {}
         self._last: dict[str, bool] = {}
+        self._inside: dict[str, ReadInside] = {}
+        self._reading: dict[str, str] = {}
         self._masks = MaskReadings()
         self._latest: dict[str, Pending] = {}
 
@@ -106,12 +109,14 @@ class Capture:
         self._by_call = {(site.module, site.call): site for site in self.plan.sites}
         blocks = {site.block for site in self.plan.sites if site.block is not None}
         attentions = {site.module for site in self.plan.sites}
-        for path in sorted(blocks | attentions):
+        inline = {site.module for site in self.plan.sites if site.path == INLINE}
+        self._reading = {path: reading_path(self.model, path) for path in inline}
+        for path in sorted(blocks | attentions | {*self._reading.values()}):
             module = self.model.get_submodule(path)
             yield hooked(module, pre=self._keep_input(path), with_kwargs=True)
         for path in sorted(blocks):
             yield hooked(self.model.get_submodule(path), post=self._end_block(path))
-        yield from self._readers({site.module for site in self.plan.sites if site.path == INLINE})
+        yield from self._readers(inline)
         for site in self.plan.sites:
             if site.projection is not None and site.call == 0:
                 projection = self.model.get_submodule(site.projection)
@@ -126,6 +131,8 @@ class Capture:
     def _keep_input(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = hidden_given(args, kwargs)
+            if path in self._inside:
+                self._inside[path] = ReadInside()
             if isinstance(hidden, Tensor) and hidden.dim() == 3:
                 self._inputs[path] = hidden
 
@@ -135,17 +142,21 @@ class Capture:
         """Hooks on the layers inside modules that compute attention themselves: they show which axis of the hidden
         states holds channels."""
 
-        def telling(path: str, last: bool) -> Callable[..., None]:
+        def telling(path: str, of_layer: str, last: bool) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if args and args[0] is self._inputs.get(path):
+                if not args:
+                    return
+                given = self._inputs.get(path)
+                if (last and self._inside[path].add(given, of_layer, args[0])) or args[0] is given:
                     self._last[path] = last
 
             return hook
 
-        for path in sorted(paths):
-            for layer in self.model.get_submodule(path).modules():
+        for path in sorted({*paths, *self._reading.values()}):
+            self._inside[path] = ReadInside()
+            for name, layer in self.model.get_submodule(path).named_modules():
                 if (last := channels_last(layer)) is not None:
-                    yield hooked(layer, pre=telling(path, last))
+                    yield hooked(layer, pre=telling(path, name, last))
 
     def _keep_read(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -246,6 +257,7 @@ class Capture:
         return Pending(site, parts, rows, call.query, call.key, call.value, outputs.whole, of_tokens=outputs.of_tokens)
 
     def _keep(self, pending: Pending) -> None:
+        pending.read = self._read_of(pending.site.module)  # a looped module is given something else the next time
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending
 
@@ -261,8 +273,14 @@ class Capture:
             self._latest.pop(pending.site.module, None)
             self._inputs.pop(pending.site.module, None)
 
+    def _read_of(self, path: str) -> Tensor | None:
+        """What the projections of an attention module read."""
+        path = self._reading.get(path, path)
+        given, inside = self._inputs.get(path), self._inside.get(path)
+        return given if inside is None else inside.tensor(given)
+
     def _stream(self, pending: Pending, leaving: Tensor | None) -> Stream:
         site = pending.site
         last = self._last.get(site.module, True if pending.reads_channels_last else None)
-        given = (self._inputs.get(site.block or ""), self._inputs.get(site.module), leaving)
+        given = (self._inputs.get(site.block or ""), pending.read, leaving)
         return Stream(*(by_sequence_and_position(tensor, pending.rows, last) for tensor in given))

@@ -30,9 +30,10 @@ from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import shadowed
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap
-from sinkscope.capture.output_projection import projection_weight
+from sinkscope.capture.output_projection import is_linear, projection_weight
 from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.precision import as_float64
+from sinkscope.capture.read_inside import ReadInside, reading_path
 from sinkscope.capture.sites import Site
 from sinkscope.capture.view import need
 from sinkscope.wiring.linear_maps import FIT, InputNorm, LinearCall, Projection, find_norm, find_projection
@@ -118,6 +119,7 @@ class _Trace:
         self.calls: dict[str, _Signals] = {}
         self.torch = InlineWatch(self._inline, model)
         self.inputs: dict[str, Tensor] = {}
+        self.before: dict[str, int] = {}
         self.found: dict[str, Wiring] = {}
         self.busy = False
         self.generator = torch.Generator().manual_seed(0)
@@ -142,6 +144,7 @@ class _Trace:
 
     def _attention(self, module: nn.Module, call: AttentionCall) -> Tensor:
         path = self.names.get(module, "")
+        self.before[path] = len(self.records)
         with self.torch.paused():
             own = self.plan.of_tokens(path, call)
             self.calls[path] = _Signals(own.query, own.key, own.value, own.scaling, own.square)
@@ -171,6 +174,7 @@ class _Trace:
             signals = _Signals(seen.query, seen.key, seen.value, _scaling(seen), queries == keys)
         if signals.query.shape[1] == site.heads:
             self.calls[found.module] = signals
+            self.before[found.module] = len(self.records)
 
     def _enter(self, path: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
         def hook(
@@ -210,10 +214,11 @@ class _Trace:
         return hook
 
     def _wiring(self, site: Site, call: _Signals) -> Wiring:
-        z = self.inputs.get(site.module)
         x = self.inputs.get(site.block) if site.block is not None else None
-        inside = [record for path, record in self.records if path.startswith(f"{site.module}.")]
-        before = [record for path, record in self.records if not path.startswith(f"{site.module}.")]
+        reading = reading_path(self.model, site.module) if site.path == INLINE else site.module
+        own = self.records[: self.before.get(site.module)]
+        inside = [record for path, record in own if path.startswith(f"{reading}.".removeprefix("."))]
+        z, before = self._read(reading, own), [record for _, record in own]
         if z is None or x is None or z.dim() != 3 or x.shape != z.shape or site.cross or not call.square:
             return Wiring(None, None, None, None)
         norm = find_norm(x.to(z.device), z, before)
@@ -243,6 +248,14 @@ class _Trace:
                 scale *= math.prod(factor for factor in factors if factor is not None)
                 cost_qk = weight_cost(read_by_query, read_by_key)
         return Wiring(norm, constant, rank_w, rank_qk, scale, cost_qk)
+
+    def _read(self, path: str, records: list[tuple[str, LinearCall]]) -> Tensor | None:
+        """What the projections inside a module read, of which it made these calls before it attended."""
+        given, inside = self.inputs.get(path), ReadInside()
+        for layer, record in records:
+            if layer.startswith(f"{path}.".removeprefix(".")) and is_linear(record.module):
+                inside.add(given, layer, record.read)
+        return inside.tensor(given)
 
     def _rank_w(self, site: Site, value: Float[Tensor, "group vdim channel"]) -> Float[Tensor, " head"] | None:
         slices = output_slices(self.model, site)

@@ -283,4 +283,5 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
 def is_function(name: str, module: nn.Module) -> bool:
     """Whether a module is the model itself, or only stands for a function (Softmax, Dropout, IntSoftmax): attention in
     it belongs to the module that holds it."""
-    return name == "" or any(word in f"{name.rpartition('.')[2]} {type(module).__name__}".lower() for word in FUNCTIONS)
+    words = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
+    return name == "" or (any(word in words for word in FUNCTIONS) and next(module.parameters(), None) is None)

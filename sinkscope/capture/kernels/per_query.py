@@ -91,7 +91,7 @@ def pair_margins(call: AttentionCall | AttentionMap) -> Float[Tensor, "batch hea
 
 
 def _margins_of_map(seen: AttentionMap) -> Tensor | None:
-    if seen.logits is None:
+    if seen.logits is None or not seen.is_softmax(slice(None)):  # learned keys may stand in front
         return None
     logits = seen.logits[..., : seen.probabilities.shape[-1]].to(seen.dtype)
     shown = logits > seen.logits.to(seen.dtype).amax(-1, keepdim=True) - HIDDEN_GAP
