@@ -197,8 +197,10 @@ class Joined:
             self._ended = [each[self._moved.to(each.device)] for each in self._ended]
             self._stopped = None  # beams end by their tokens
             self._moved = None
+        if self._stopped is not None and bool((self._stopped >= 0).all()):
+            self._stopped = None  # that generation is over: what comes now is text
         last = None if now.ids is None else self._last_tokens(now.ids)
-        if now.ids is None or last is None:
+        if now.ids is None or last is None or len(now.ids) == 1:
             return None
         if not self.passes:
             over = torch.zeros(len(now.ids), dtype=torch.bool, device=now.ids.device)
@@ -207,7 +209,8 @@ class Joined:
             return None
         over, behind = self._ended
         behind = behind + over * now.ids.shape[1]
-        self._ended = [over | torch.isin(now.ids, last).any(1) if self.passes else over, behind]
+        # Such a token inside of several is one of a next prompt's: chats hold those of earlier answers.
+        self._ended = [over | torch.isin(now.ids[:, -1], last) if self.passes else over, behind]
         if self._stopped is not None and len(self._stopped) == len(over):
             stopped = self._stopped.to(over.device)
             self._ended[0] = self._ended[0] | ((stopped >= 0) & (stopped <= self.length + now.ids.shape[1]))
@@ -330,8 +333,8 @@ class Joined:
         None where no sequence has such an end."""
         ids, prompt = self.ids, _tokens(self.passes[0])
         last = None if ids is None else self._last_tokens(ids)
-        if ids is None or last is None or len(self.passes) == 1:
-            return None
+        if ids is None or last is None or len(self.passes) == 1 or len(ids) == 1:
+            return None  # a sequence alone waits for no other
         ends = [_end(row, prompt, last) for row in ids]
         if self._stopped is not None and len(self._stopped) == len(ends):
             told = self._stopped.tolist()

@@ -41,6 +41,8 @@ WITHOUT_EFFECT = frozenset(
         "block_indices",  # MiniMax: the blocks of keys that each query sees, which its mask says too
         *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("num_items_in_batch", "labels", "logits_to_keep"),  # for the loss
+        # Of continuous batches: where the cache keeps what is read, and what becomes of the logits.
+        *("read_index", "write_index", "logits_indices", "logits_processor_args"),
     }
 )
 """Keywords that transformers' own models pass, or hand down, and that change nothing of attention through the names

@@ -111,6 +111,25 @@ def _one_sequence(data: TokenData, number: int, device: torch.device) -> Batch:
     return Batch(number, inputs, None, None, extra)
 
 
+READ = ("input_ids", "attention_mask", "position_ids")
+OF_TOKENIZERS = ("labels", "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "word_ids")
+"""What tokenizers and collators put beside the ids, which no attention reads."""
+
+
+def _check_keys(data: Any) -> None:
+    """Raises SinkscopeError for what a mapping holds beside token ids, which a scan would leave out in silence.
+
+    Token types that are all 0 are what a model takes where it is given none.
+    """
+    for name in sorted({*data.keys()} - {*READ, *OF_TOKENIZERS}):
+        zeros = name.endswith("token_type_ids") and not any(np.any(row) for row in _rows(data[name], name, "integers"))
+        if data[name] is not None and not zeros:
+            raise SinkscopeError(
+                f"{name}: a scan of token ids gives the model no such input: leave it out, or measure your own passes "
+                "with sinkscope.watch"
+            )
+
+
 def token_data(data: Any, vocabulary: int | None) -> TokenData:
     """Reads ids from a tensor, an array, a list of lists, or a mapping with `input_ids` and `attention_mask`.
 
@@ -126,6 +145,7 @@ def token_data(data: Any, vocabulary: int | None) -> TokenData:
                 "a scan gives the decoder the text of the encoder, and reads no decoder_input_ids: leave them out, or "
                 "measure your own passes over two texts with sinkscope.watch"
             )
+        _check_keys(data)
         mask, positions, data = data.get("attention_mask"), data.get("position_ids"), data["input_ids"]
     rows = _rows(data, "data", "a SPEC, a list of them, or token ids (integers, [sequence, token])")
     if positions is not None:

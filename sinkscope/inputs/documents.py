@@ -220,7 +220,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        wanted = [name for name in (field, *FIELDS) if name and name in names][:1]
+        wanted = [name for name in ((field,) if field else FIELDS) if name in names][:1]
         if not wanted:
             raise SinkscopeError(_no_field(path.name, field, names))
         number = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from sinkscope.errors import SinkscopeError, first_line
 
 class NoTokenizer(SinkscopeError):
     """Text is to be read, and there is no tokenizer. The caller may know why."""
+
+
+PROBES = 1000
+"""Tokens that are tried at the most where a tokenizer makes nothing of Latin letters."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,20 @@ def token_rules(tokenizer: Any, vocabulary: int) -> TokenRules:
     """
     if tokenizer is None:
         return TokenRules([], [], None, frozenset(), vocabulary, vocabulary)
-    probe = "A probe text."
+    probe = next((text for text in _probes(tokenizer) if encode(tokenizer, text, False)), "")
     body, full = encode(tokenizer, probe, False), encode(tokenizer, probe, True)
     starts = [i for i in range(len(full) - len(body) + 1) if full[i : i + len(body)] == body]
     prefix, suffix = (full[: starts[0]], full[starts[0] + len(body) :]) if starts else ([], [])
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
     special = frozenset(tokenizer.all_special_ids)
     return TokenRules(prefix, suffix, bos, special, vocabulary, min(vocabulary, len(tokenizer)))
+
+
+def _probes(tokenizer: Any) -> Iterator[str]:
+    """Texts of which a tokenizer may make tokens: one in Latin letters, then its own tokens, for another alphabet."""
+    yield "A probe text."
+    special = frozenset(tokenizer.all_special_ids)
+    yield from (tokenizer.decode([token]) for token in range(min(len(tokenizer), PROBES)) if token not in special)
 
 
 def ordinary_tokens(rules: TokenRules) -> np.ndarray:

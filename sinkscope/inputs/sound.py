@@ -100,14 +100,16 @@ def _cut_short(path: Path) -> bool:
 def decoder_ids(tokenizer: Any, text: str | None, start: int | None) -> list[int]:
     """Returns the decoder's input: the start token, then the tokenizer's ids of a text (None: its special tokens).
 
-    As in training, the start token comes once and the last token is left out, so that each position has a next token.
+    As in training, the start token comes once, and a special token at the end is left out, so that each position has a
+    next token.
     """
     if tokenizer is None:
         return [] if start is None else [start]
     ids = encode(tokenizer, text or "", True)
     if start is None:
         return ids
-    return [start, *(ids[1:] if ids[:1] == [start] else ids)[:-1]]
+    ends = ids[-1:] and ids[-1] in tokenizer.all_special_ids
+    return [start, *(ids[1:] if ids[:1] == [start] else ids)[: -1 if ends else None]]
 
 
 def _extractor(origin: dict[str, Any]) -> Any:

@@ -22,6 +22,9 @@ CODED_FIT = 0.2
 """The same for a quantised layer, which may also round what it reads: to int8 (0.006), to 8-bit floats (0.03), or to 4
 bits (0.1 in NVFP4, 0.11 in MXFP4, 0.13 as integers)."""
 
+SAME_FACTOR = 1e-3
+"""Features are multiplied by the same number where the numbers differ by less than this share."""
+
 PROBE = 100.0
 """The size of a norm's test input: large compared to any epsilon, and its square is in half precision's range."""
 CHUNK = 512
@@ -71,7 +74,7 @@ class InputNorm:
 class Projection:
     """The rows of a linear layer for every feature of every head, and the layer's output for 0. Float64. `fit`: the
     largest relative error of both where the layer is quantised, else 0. `normed`: a norm divides what the layer
-    returns."""
+    returns, or its features are multiplied by several numbers."""
 
     weight: Float[Tensor, "head dim channel"]
     constant: Float[Tensor, "head dim"]
@@ -171,10 +174,23 @@ Found = tuple[nn.Module, Int[Tensor, " feature"], Float[Tensor, " feature"] | No
 
 def _through_linear(wanted: Tensor, linear: list[LinearCall], tokens: slice, exact: bool) -> Found | None:
     for record in linear:
-        rows = _match(wanted, _features(record.returned[:, tokens]), exact)
+        offered = _features(record.returned[:, tokens])
+        rows = _match(wanted, offered, exact)
         if rows is not None:
-            return record.module, rows, None
+            bound = max(SAME_FACTOR, FIT.get(record.returned.dtype, FIT[torch.float32]))
+            return record.module, rows, None if exact else _factors(wanted, offered, rows, bound)
     return None
+
+
+def _factors(
+    wanted: Tensor, offered: Tensor, rows: Int[Tensor, " feature"], bound: float
+) -> Float[Tensor, " feature"] | None:
+    """What each feature is multiplied by behind its layer, as by an IA3 adapter, up to one number for all; None where
+    these numbers differ by less than `bound`."""
+    sizes = torch.linalg.vector_norm(wanted, dim=0) / torch.linalg.vector_norm(offered, dim=0)[rows.clamp(min=0)]
+    sizes = torch.where(rows < 0, torch.nan, sizes)
+    factors = (sizes / sizes.nanmedian()).nan_to_num(1.0)
+    return factors if bool(((factors - 1).abs() > bound).any()) else None
 
 
 def _through_norm(

@@ -340,3 +340,30 @@ def test_windows_folded_into_the_batch_are_no_sequences() -> None:
         seen.model(torch.randn(2, 16, 8))
     with pytest.raises(SinkscopeError, match="no map of queries and keys"):
         seen.run()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_conversation_over_one_cache_goes_on_behind_the_first_answer(rows: int) -> None:
+    """It was cut where the first generation had stopped, for which no token ends a text."""
+    model = writer("llama")
+    ids, cache = torch.randint(3, VOCABULARY, (rows, 8), generator=torch.Generator().manual_seed(3)), DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for turn in range(3):
+            given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            written = generate(model, given, eos_token_id=VOCABULARY - 1, **{CACHE: cache})
+            asked = torch.randint(3, VOCABULARY, (rows, 4), generator=torch.Generator().manual_seed(turn))
+            ids = torch.cat([written, asked], 1)
+    assert seen.left_out == []
+    assert_same(seen.run(), in_one_pass(model, written, {"attention_mask": torch.ones_like(written[:, :-1])}))
+
+
+def test_a_sequence_alone_has_no_padding_behind_its_end_token() -> None:
+    """What follows was taken for it where all of it is one token."""
+    model, ids = writer("llama"), torch.randint(3, VOCABULARY, (1, 10), generator=torch.Generator().manual_seed(3))
+    model.generation_config.eos_token_id = int(ids[0, -2])
+    cache = DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids[:, :6], **{CACHE: cache})
+        for place in range(6, 10):
+            model(ids[:, place : place + 1], **{CACHE: cache})
+    assert_same(seen.run(), sinkscope.scan(model, data=ids, self_check=False))

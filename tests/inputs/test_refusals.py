@@ -16,7 +16,7 @@ from conftest import VOCABULARY, Refused, make_tokenizer
 from sinkscope import SinkscopeError
 from sinkscope.checkpoints.tokenizers import language_and_task
 from sinkscope.inputs import read_corpus, token_rules
-from sinkscope.inputs.batches import TokenData, batches
+from sinkscope.inputs.batches import TokenData, batches, token_data
 from sinkscope.inputs.corpus import NothingLeft
 from sinkscope.inputs.rules import encode
 
@@ -160,3 +160,17 @@ def test_a_tokenizer_that_fails_is_named() -> None:
         SinkscopeError, match=r"^the checkpoint's tokenizer, Broken, fails on text \('>' not .*'dict'\)"
     ):
         encode(Broken(), "text", special=False)
+
+
+@pytest.mark.parametrize("name", ["token_type_ids", "bbox"])
+def test_what_a_scan_would_not_give_the_model_is_refused(name: str) -> None:
+    """A scan of pairs of sentences was one of token types 0, without a word."""
+    ids = [[5, 6, 7], [8, 9, 3]]
+    with pytest.raises(SinkscopeError, match=f"{name}: a scan of token ids gives the model no such input"):
+        token_data({"input_ids": ids, name: [[0, 0, 1], [0, 1, 1]]}, None)
+
+
+def test_what_tokenizers_put_beside_ids_is_no_reason_to_refuse_them() -> None:
+    ids = [[5, 6, 7], [8, 9, 3]]
+    beside = {"token_type_ids": [[0] * 3] * 2, "special_tokens_mask": [[1, 0, 0]] * 2, "labels": ids, "pixels": None}
+    np.testing.assert_array_equal(token_data({"input_ids": ids, **beside}, None).ids, ids)

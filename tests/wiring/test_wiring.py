@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -289,3 +290,29 @@ def test_another_softmax_in_the_module_is_not_taken_for_its_attention() -> None:
     for layer in model.layers:
         layer.self_attn.forward = mixing(layer.self_attn.forward)
     same(smoothing(model), expected)
+
+
+class Scaled(nn.Module):
+    """A layer whose outputs are multiplied by a number each, as an IA3 adapter does."""
+
+    def __init__(self, base_layer: nn.Linear, factors: Tensor) -> None:
+        super().__init__()
+        self.base_layer, self.factors = base_layer, nn.Parameter(factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.base_layer(x) * self.factors
+        return scaled
+
+
+def test_numbers_behind_a_projection_are_a_part_of_it() -> None:
+    """rank_qk was that of the layer alone."""
+    model, merged = small(), small()
+    for layer, twin in zip(model.layers, merged.layers, strict=True):
+        keys: nn.Linear = layer.self_attn.k_proj
+        factors = torch.exp(torch.randn(keys.out_features, dtype=keys.weight.dtype))
+        layer.self_attn.k_proj = Scaled(keys, factors).eval()
+        with torch.no_grad():
+            twin.self_attn.k_proj.weight.mul_(factors[:, None])
+            if twin.self_attn.k_proj.bias is not None:
+                twin.self_attn.k_proj.bias.mul_(factors)
+    np.testing.assert_allclose(smoothing(model)["rank_qk"], smoothing(merged)["rank_qk"], rtol=1e-5)

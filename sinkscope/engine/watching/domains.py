@@ -66,9 +66,10 @@ class _Kind:
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row in rows])
 
 
-def _place_of_kind(kind: _Kind) -> tuple[bool, int]:
-    """Sorts texts before the pictures that they go with, of which there may be more, then by how often they came."""
-    return kind.of_signals, -kind.record.count
+def _place_of_kind(kind: _Kind) -> tuple[bool, int, int]:
+    """Sorts texts before the pictures that they go with, of which there may be more, then by how often they came, then
+    those of the whole model before those of its first layers alone, which draft for it."""
+    return kind.of_signals, -kind.record.count, -len(kind.calls.sites)
 
 
 class Heap:
