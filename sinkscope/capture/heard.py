@@ -149,6 +149,7 @@ class Heard:
         time_first: the projection read it with time first.
         folded: sequences and heads came as one axis, and nothing showed yet that sequences come first in it.
         factors: of the output projection's weight when the call was made; None where the call is measured at once.
+        of_torch: torch's own attention made it, and applies its projection without a module's call.
     """
 
     module: str
@@ -173,6 +174,7 @@ class Heard:
     folded: bool = False
     time_first: bool = False
     factors: Tensor | None = None
+    of_torch: bool = False
     of_tokens: Tensor | None = None
 
     @property

@@ -81,6 +81,8 @@ class CallHearing:
         """Ends the pass that runs, and returns it with what was seen of softmaxes that are no attention."""
         if self.now is not None:
             self._torch.flush()
+            for heard in self.now.heard:
+                self._settle(heard)
         now, self.now = self.now, None
         if now is None:
             return None
@@ -252,56 +254,65 @@ class CallHearing:
         kept = tuple(entry for entry in held if entry is not None)
         heard = Heard(
             module, now.counts[module], path, call, None, query, key, value, output,
-            shape[0], shape[1], shape[2], keys, dropped, self._projection(module, width),
-            output if feeds else None, kept,
+            shape[0], shape[1], shape[2], keys, dropped, self._projection(module, path, width),
+            output if feeds else None, kept, of_torch=feeds,
         )  # fmt: skip
         now.heard.append(heard)
         now.counts[module] += 1
         return heard
 
-    def _projection(self, module: str, width: int | None) -> str | None:
+    def _projection(self, module: str, path: str, width: int | None) -> str | None:
         if width is None:
             return None
         if (module, width) not in self._projections:
             self._projections[module, width] = output_projection(self.model, module, width)
-        return self._projections[module, width] or self._readers.of(module)
+        named = self._projections[module, width]
+        return named or self._readers.of(module) if path == INTERFACE else self._readers.projection(module, named)
 
     def keep_read(self, name: str, read: Tensor, linear: bool) -> None:
         """Keeps what an output projection reads of the last call that it belongs to. `linear`: a linear layer reads."""
         assert self.now is not None
-        if not self.now.heard:
-            return
-        heard = self.now.heard[-1]
-        if heard.output is None or read.numel() != heard.output.numel():
+        heard = self.now.heard[-1] if self.now.heard else None
+        if linear:
+            self._readers.ran(name, None if heard is None else heard.module)
+        if heard is None or heard.output is None or read.numel() != heard.output.numel():
             return
         if heard.folded:
             self._aside(self._unfold, heard, heard.output, read)
         elif heard.path == INLINE:
             self._aside(check_axes, heard.shown, heard.output, read)
-        if linear and self._unnamed(heard) and self._readers.of(heard.module) is None:
+        if linear and self._is_asked(heard):
             self._aside(self._read_by, heard, heard.output, name, read)
         if heard.projection == name:
             self._aside(self._keep_projected, heard, heard.output, read)
 
-    def _unnamed(self, heard: Heard) -> bool:
-        """Whether no name tells the output projection of a call."""
-        return heard.value is not None and not self._projections[heard.module, heard.heads * heard.value.shape[-1]]
+    def _is_asked(self, heard: Heard) -> bool:
+        """Whether what a layer reads may tell the output projection of a call."""
+        if heard.value is None or self._readers.of(heard.module) is not None:
+            return False
+        named = self._projections[heard.module, heard.heads * heard.value.shape[-1]]
+        return named is None or heard.path == INLINE
 
     def _read_by(self, heard: Heard, output: Tensor, name: str, read: Tensor) -> None:
-        """Takes a layer that reads a call's output for its projection, until the module around it ends."""
         if self._readers.compare(heard.module, output, name, read):
-            heard.projection = name
+            self._keep_projected(heard, output, read)
 
     def keep_returned(self, name: str, output: Any) -> None:
         """Looks whether the module around a layer that read heads returns what the layer returned."""
-        if self.now is None or not self._readers.awaits(name):
+        if self.now is not None and self._readers.awaits(name):
+            self._aside(self._readers.returned, name, output)
+
+    def _settle(self, heard: Heard) -> None:
+        """Decides at the end of a pass which layer is the projection of a call."""
+        if heard.value is None or heard.of_torch:
             return
-        self._aside(self._readers.returned, name, output)
-        for heard in self.now.heard:
-            if self._unnamed(heard) and heard.projection is not None and self._readers.around(heard.projection) == name:
-                heard.projection = self._readers.of(heard.module)
-                if heard.projection is None:
-                    heard.projected = None
+        width = heard.heads * heard.value.shape[-1]
+        named = self._projections[heard.module, width]
+        if named is not None and heard.path == INTERFACE:
+            return
+        heard.projection = self._projection(heard.module, heard.path, width)
+        if heard.projection is None or not self._readers.read_by(heard.module, heard.projection):
+            heard.projected = None
 
     def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         first = sequences_first(output, read)

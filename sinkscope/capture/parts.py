@@ -18,8 +18,8 @@ from sinkscope.capture.sites import call_name, stream_of
 
 @dataclass(frozen=True)
 class Seen:
-    """One attention call of a pass. `heads` and the fields after it are as in Site. `reader`: path of the linear layer
-    that read just what the call returned; None where that was not one."""
+    """One attention call of a pass. `heads` and the fields after it are as in Site. `projects`: tells the output
+    projection of a call in a model's own code from the one that a name tells; None leaves it at the name."""
 
     module: str
     rows: int
@@ -34,7 +34,7 @@ class Seen:
     window: int | None = None
     score: str = "softmax"
     kernel: str | None = None
-    reader: str | None = None
+    projects: Callable[[str | None], str | None] | None = None
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def _dry_run(
     known: Mapping[str, Places] | None = None,
 ) -> _DryRun:  # fmt: skip
     names = {module: name for name, module in model.named_modules()}
-    aside = set[str]()
+    aside, told = set[str](), set[str]()  # `told`: torch's own attention applies its projection as a function
     kept = _Kept(model, known or {})
 
     def dispatched(module: nn.Module, call: AttentionCall) -> Tensor:
@@ -183,6 +184,8 @@ def _dry_run(
             return output
 
     def inline(found: InlineCall | SdpaCall) -> None:
+        if found.feeds_projection:
+            told.add(found.module)
         if isinstance(found, SdpaCall):
             readers.attended(found.module, found.unfolded_output(None))
             call = kept.of_tokens(found.module, found.unfolded(None))
@@ -210,7 +213,10 @@ def _dry_run(
     seen, keys = kept.seen, kept.keys
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
-    whole = [replace(record, reader=readers.of(record.module)) for record in seen if record.module not in parts]
+    whole = [
+        replace(record, projects=None if record.module in told else partial(readers.projection, record.module))
+        for record in seen if record.module not in parts
+    ]  # fmt: skip
     return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned, frozenset(aside))
 
 
@@ -319,7 +325,7 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 value_dim=record.value_dim,
                 causal=record.causal,
                 block=block[0] if block else None,
-                projection=None if width is None else output_projection(model, record.module, width) or record.reader,
+                projection=None if width is None else _projection(model, record, width),
                 path=record.path,
                 score=record.score,
                 kernel=record.kernel,
@@ -327,6 +333,13 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
         )
         calls[record.module] += 1
     return _with_unique_layers(sites)
+
+
+def _projection(model: nn.Module, record: Seen, width: int) -> str | None:
+    named = output_projection(model, record.module, width)
+    if record.projects is None:
+        return named
+    return named or record.projects(None) if record.path == INTERFACE else record.projects(named)
 
 
 def _with_unique_layers(sites: list[Site]) -> list[Site]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from plain_models import WAYS, WIDTH, Plain, plain, tokens
+from plain_models import HEADS, WAYS, WIDTH, Plain, plain, tokens
 from torch import Tensor, nn
+from torch.nn import functional
 
 import sinkscope
 
@@ -66,3 +68,67 @@ def test_of_two_layers_that_read_the_heads_none_is_taken_for_the_projection(meas
     run = measured(outside("sdpa", 2), tokens())
     assert run.heads[WRITES].isna().all(axis=None)
     assert run.heads["bos_mass"].notna().all()
+
+
+class Misnamed(nn.Module):
+    """A plain model's attention whose value projection has the usual name of an output projection; `way`: what else
+    reads the heads, or how."""
+
+    def __init__(self, attention: nn.Module, way: str) -> None:
+        super().__init__()
+        self.way, (query, key, value) = way, attention.c_attn.weight.detach().chunk(3)
+        biases = attention.c_attn.bias.detach().chunk(3)
+        for name, weight, bias in zip(("q", "k", "proj"), (query, key, value), biases, strict=True):
+            layer = nn.Linear(WIDTH, WIDTH)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+            self.add_module(name, layer)
+        self.last = attention.c_proj if way != "none" else None
+        self.weight = None if way != "none" else nn.Parameter(attention.c_proj.weight.detach())
+        self.gate = nn.Sequential(nn.Linear(WIDTH, WIDTH)) if way == "gate" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.proj))
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        if self.last is None:
+            return functional.linear(heads.flatten(2), self.weight)  # type: ignore[arg-type]
+        heads = (heads.mT if self.way == "turned" else heads).flatten(2)
+        written: Tensor = self.last(heads)
+        return written if self.gate is None else written * self.gate(heads).sigmoid()
+
+
+@pytest.mark.parametrize("measured", [by_scan, by_watch])
+@pytest.mark.parametrize("way", ["", "gate", "turned", "none"])
+def test_a_layer_before_attention_is_not_its_projection_whatever_its_name(way: str, measured: object) -> None:
+    assert callable(measured)
+    model, known = plain(), plain()
+    for block in model.blocks:
+        block.attn = Misnamed(block.attn, way)
+    found = measured(model.eval(), tokens()).heads
+    if way:
+        assert found[WRITES].isna().all(axis=None)
+    else:
+        expected = measured(known, tokens()).heads
+        np.testing.assert_allclose(found[WRITES], expected[WRITES], rtol=1e-5)
+
+
+@pytest.mark.parametrize("measured", [by_scan, by_watch])
+def test_a_gate_that_alone_reads_the_heads_is_not_the_projection(measured: object) -> None:
+    """Its own module returns what it returns; the attending module does not."""
+    assert callable(measured)
+
+    class Gated(nn.Module):
+        def __init__(self, attention: nn.Module) -> None:
+            super().__init__()
+            self.weight, attention.c_proj = nn.Parameter(attention.c_proj.weight.detach()), nn.Identity()
+            self.attention, self.gate = attention, nn.Sequential(nn.Linear(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.attention(x)
+            return functional.linear(heads, self.weight) * self.gate(heads).sigmoid()
+
+    model = plain()
+    for block in model.blocks:
+        block.attn = Gated(block.attn)
+    assert measured(model.eval(), tokens()).heads[WRITES].isna().all(axis=None)

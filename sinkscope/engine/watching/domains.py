@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,10 +66,14 @@ class _Kind:
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row in rows])
 
 
-def _place_of_kind(kind: _Kind) -> tuple[bool, int, int]:
-    """Sorts texts before the pictures that they go with, of which there may be more, then by how often they came, then
-    those of the whole model before those of its first layers alone, which draft for it."""
-    return kind.of_signals, -kind.record.count, -len(kind.calls.sites)
+def _in_order(kinds: Collection[_Kind]) -> list[_Kind]:
+    """Texts before the pictures that they go with, of which there may be more, then by how often they came. Of as many,
+    those of a model's first layers alone, which draft for it, come last."""
+
+    def drafts(kind: _Kind) -> bool:
+        return any(kind.calls.sites.keys() < other.calls.sites.keys() for other in kinds)
+
+    return sorted(kinds, key=lambda kind: (kind.of_signals, -kind.record.count, drafts(kind)))
 
 
 class Heap:
@@ -82,8 +86,7 @@ class Heap:
     @property
     def count(self) -> int:
         """Sequences of the kind that comes first."""
-        first = min(self.kinds.values(), key=_place_of_kind, default=None)
-        return 0 if first is None else first.record.count
+        return next((kind.record.count for kind in _in_order(self.kinds.values())), 0)
 
     def add(self, found: Sequences) -> None:
         """Adds a batch of sequences."""
@@ -115,7 +118,7 @@ class Heap:
         every = [kind.calls.streams for kind in self.kinds.values()]
         streams = {call: stream for calls in every for call, stream in calls.items() if stream != "cross"}
         streams |= {call: site.stream for call, site in sites.items()}
-        for kind in sorted(self.kinds.values(), key=_place_of_kind):
+        for kind in _in_order(self.kinds.values()):
             known = sites | {call: site for each in kept for call, site in each.calls.sites.items()}
             why = _turned(kind, streams) or _resized(kind, known) or _beside(kind, kept)
             if why is None:

@@ -374,7 +374,7 @@ def _seen(whole: Whole) -> Seen:
         window=None if call is None else call.window,
         score="softmax" if call is None else call.score,
         kernel=None if call is None else (kernel_of(call) or TORCH),
-        reader=heard.projection,
+        projects=lambda named: heard.projection,
     )
 
 
