@@ -11,14 +11,17 @@ from sinkscope.capture.output_projection import is_linear
 
 
 def hidden_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a module reads as its hidden states: `hidden_states`, its first argument, or the queries that are also its
-    keys, as self-attention of FSMT is given them. None where it is given none of these."""
+    """What a module reads as its hidden states: `hidden_states`, its first argument, the queries that are also its
+    keys, as self-attention of FSMT is given them, or the one tensor of three axes that it is given. None without
+    these."""
     if "hidden_states" in kwargs:
         return kwargs["hidden_states"]
     if args:
         return args[0]
-    query = kwargs.get("query")
-    return query if query is kwargs.get("key") and kwargs.get("value", query) is query else None
+    if (query := kwargs.get("query")) is not None:
+        return query if query is kwargs.get("key") and kwargs.get("value", query) is query else None
+    tensors = [given for given in kwargs.values() if isinstance(given, Tensor) and given.dim() == 3]
+    return tensors[0] if len(tensors) == 1 and tensors[0].is_floating_point() else None
 
 
 def channels_last(layer: nn.Module) -> bool | None:

@@ -119,7 +119,8 @@ def _add_mixes(
         return  # with a gate or norm after attention, the head does not add W sum_j A_ij z_j
     folded.attended, folded.attended_out = folded.written, folded.written_out
     if offset is not None:
-        shares = view.attention.total[sequence, :, 1:].unsqueeze(-1)
+        signed = view.attention.signed_total
+        shares = (view.attention.total if signed is None else signed)[sequence, :, 1:].unsqueeze(-1)
         repeated = constant.repeat_interleave(folded.heads // len(constant), dim=0).unsqueeze(1)
         folded.attended = folded.written - shares * repeated
         folded.attended_out = folded.written_out - shares * offset

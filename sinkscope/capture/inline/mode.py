@@ -200,6 +200,8 @@ class InlineWatch(TorchFunctionMode):
             self._multiplied(product, result)
         elif product is not None:
             self.tracked[result] = frozenset([product])
+        elif softmaxes and not softmaxes[0].products and not _still_holds(softmaxes[0], name, result):
+            pass  # a gate's softmax has reached the residual stream (experts, a router of heads)
         elif softmaxes and (name in SAME_VALUES | TURNED or not softmaxes[0].mixed):
             self.tracked[result] = _derived(softmaxes, name)
             if name == "dropout" and _drops(args, kwargs):
@@ -238,6 +240,19 @@ class InlineWatch(TorchFunctionMode):
                 if self.in_multi_head and seen.query is not None:
                     seen.query = seen.query * seen.query.shape[-1] ** 0.5  # undoes torch's scaling of q
                 self._hand(InlineCall(left.module, seen, bool(self.in_multi_head), dropped))
+
+
+def _still_holds(softmax: _Softmax, name: str, result: Tensor) -> bool:
+    """Whether what a function makes of a softmax still may be its map: it has its axes of queries and keys, and no
+    layer has read it."""
+    if name in SAME_VALUES | TURNED:
+        return True
+    left = [*result.shape]
+    for size in softmax.logits.shape[-2:]:
+        if size not in left:
+            return False
+        left.remove(size)
+    return name != "linear"
 
 
 def _of_channels(softmax: _Softmax, product: Product, right: object) -> bool:

@@ -196,6 +196,7 @@ class MapRows:
             early_seen_by=early_seen_by,
             causal=causal,
             row_total=None if distribution and not self.sinks else self.size,
+            signed_total=None if torch.equal(self.total, self.size) else self.total,
         )
 
     def _by_order(self, seen_by: Tensor, queries: int) -> Tensor:
@@ -284,7 +285,7 @@ class _MapWalk:
         shares = self.seen.shares(rows)
         taken.total[..., rows] = shares.sum(-1)
         if self.seen.logits is None:
-            shown = shares > 0
+            shown = shares != 0  # heads mixed behind the softmax may have negative weights
             peak = shares.amax(-1)
             taken.largest[..., rows] = (shares[..., 0] >= peak) & shown[..., 0]
             whole = (taken.total[..., rows] - 1).abs() <= self.seen.rounding

@@ -53,6 +53,7 @@ class AttentionSums:
         causal: no query sees a later key.
         row_total: sum_j |A[i, j]|; None where it is 1 in each row with a key: softmax without learned sinks. With them
             it is summed over the keys: 1 - learned_sink would cancel where the sink takes nearly the whole row.
+        signed_total: sum_j A[i, j], where some are negative: heads mixed behind the softmax. None elsewhere.
         of_mask: what functions have found that ask the mask alone; calls that share a mask share it.
     """
 
@@ -73,6 +74,7 @@ class AttentionSums:
     early_seen_by: Int[Tensor, "_ _ early"] | None
     causal: bool
     row_total: Float[Tensor, "batch head query"] | None = None
+    signed_total: Float[Tensor, "batch head query"] | None = None
     of_mask: dict[Any, Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
