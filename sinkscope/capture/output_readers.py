@@ -75,6 +75,7 @@ class OutputReaders:
         `check_axes`."""
         if read.numel() != output.numel():
             return False
+        read = read.to(output.device)  # the layer may stand on the next device
         same = as_output(output, read) is not None
         if same:
             self._readers.setdefault(module, set()).add(path)
@@ -107,7 +108,8 @@ class OutputReaders:
             self._open[path] = self._open[path][0], tensor
         for reader in [reader for reader, (target, _) in self._open.items() if target == path]:
             _, own = self._open.pop(reader)
-            same = own is not None and tensor is not None and own.shape == tensor.shape and torch.equal(own, tensor)
+            known = own is not None and tensor is not None and own.shape == tensor.shape
+            same = known and torch.equal(own.to(tensor.device), tensor)  # type: ignore[union-attr, arg-type]
             self._alone[reader] = same and self._alone.get(reader, True)
 
     def attended(self, module: str, output: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from packaging.version import Version
 from pressed import attends
 from tiers import slow_but
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaAttention
 from watched import find
 
 import sinkscope
@@ -123,27 +123,19 @@ def test_queries_of_zeros_have_no_factor_and_no_cost() -> None:
 
 
 @pytest.mark.slow
-def test_an_input_under_another_keyword_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, ours = LlamaAttention.forward, LlamaDecoderLayer.forward
-    before = sinkscope.scan(small(), data=IDS, self_check=False).heads
+def test_an_input_under_another_keyword_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LlamaAttention.forward
+    before = smoothing(small())
 
-    def renamed(self: Any, given: Any = None, hidden_states: Any = None, **kwargs: Any) -> Any:
+    def renamed(self: Any, given: Any = None, **kwargs: Any) -> Any:
         return plain(self, hidden_states=given, **kwargs)
 
-    def layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        attention = self.self_attn
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self, "_modules", {**self._modules, "self_attn": Renaming(attention)})
-            return ours(self, hidden_states, **kwargs)
-
     monkeypatch.setattr(LlamaAttention, "forward", renamed)
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", layer)
-    run = sinkscope.scan(small(), data=IDS, self_check=False, smoothing=True)
-    assert run.smoothing is not None
-    assert run.smoothing[ALL_MISSING].isna().all(axis=None)
-    assert run.layers["cos_first_input"].isna().all()
-    assert run.layers["cos_first_residual"].notna().all()
-    pd.testing.assert_series_equal(run.heads["bos_mass"], before["bos_mass"])
+    model = small()
+    for layer in model.layers:
+        layer.self_attn = Renaming(layer.self_attn).eval()
+    after = smoothing(model)
+    pd.testing.assert_frame_equal(after[WRITES], before[WRITES])
 
 
 class Renaming(nn.Module):
@@ -159,10 +151,21 @@ class Renaming(nn.Module):
 
 @pytest.mark.slow
 def test_without_an_output_projection_what_heads_write_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name tells it, and attention returns something else than the layer that reads the heads."""
     monkeypatch.setattr("sinkscope.capture.output_projection.NAMES", ())
-    found = smoothing(small())
+    model = small()
+    for layer in model.layers:
+        layer.self_attn.register_forward_hook(lambda module, args, output: (1.5 * output[0], *output[1:]))
+    found = smoothing(model)
     assert found[WRITES].isna().all(axis=None)
     assert found[["beta", "rank_qk", "cost_actual"]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+def test_an_output_projection_without_a_name_is_found_by_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = smoothing(small())
+    monkeypatch.setattr("sinkscope.capture.output_projection.NAMES", ())
+    pd.testing.assert_frame_equal(smoothing(small())[WRITES], known[WRITES])
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ class SignalInput(InputKind):
         signals = signal_data({name: values, DECODER: [ids] * len(values)}, None, self._decoder_vocabulary())
         text = "the tokenizer's special tokens" if request.prompt is None else "the text of --prompt"
         start = ", ".join([f"decoder_start_token_id {forward.start}", *told])
-        text_from = f"{text} after {start}, without the last token"
+        text_from = f"{text} after {start}, without a special token at its end"
         return None if signals is None else replace(signals, text_from=text_from)
 
     def _decoder_vocabulary(self) -> int | None:
