@@ -92,10 +92,8 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
                 projections.append((module, wide))
             elif out == stream:
                 square.setdefault(name.rpartition(".")[0], []).append(f"{path}.{name}")
-    neighbours = [[call for call in setting.plan.calls if call in paths] for paths in square.values()]
-    neighbours = [paths for paths in neighbours if len(paths) > 1]
-    if not projections and len(neighbours) == 1:
-        projections.append((setting.base.get_submodule(neighbours[0][-1]), stream))
+    if not projections:
+        projections = [(module, stream) for module in _last_of(setting, square.values())]
     if len(projections) != 1:
         raise SinkscopeError(
             f"--arm {arm.name}: layer {arm.layer} has {len(projections)} projections from neurons to the residual "
@@ -112,6 +110,14 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
             "set to 0 apart"
         )
     return projections[0]
+
+
+def _last_of(setting: Setting, square: Iterable[list[str]]) -> list[nn.Module]:
+    """The linear module that a pass calls last among neighbours that are as wide both ways; none where there are no such
+    neighbours, or some in several places."""
+    called = [[call for call in setting.plan.calls if call in paths] for paths in square]
+    neighbours = [paths for paths in called if len(paths) > 1]
+    return [setting.base.get_submodule(paths[-1]) for paths in neighbours] if len(neighbours) == 1 else []
 
 
 def read_neuron(rest: str) -> Arm:
