@@ -79,16 +79,14 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
         raise SinkscopeError(f"--arm {arm.name}: the model has no layer {arm.layer}")
     inside = {site.module.removeprefix(f"{site.block}.") for site in sites}
     stream = setting.base.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
-    path = str(blocks.pop())
-    projections, experts = [], False
-    square: dict[str, list[str]] = {}
+    path, projections, square, experts = str(blocks.pop()), list[tuple[nn.Module, int]](), dict[str, list[str]](), False
     for name, module in setting.base.get_submodule(path).named_modules():
         if any(name == attention or name.startswith(f"{attention}.") for attention in inside):
             continue
         experts |= any(parameter.ndim > 2 for parameter in module.parameters(recurse=False))
         if is_linear(module):
             wide, out = widths(module)
-            if out == stream and wide != stream:
+            if wide != out == stream:
                 projections.append((module, wide))
             elif out == stream:
                 square.setdefault(name.rpartition(".")[0], []).append(f"{path}.{name}")
@@ -113,8 +111,8 @@ def down_projection(setting: Setting, arm: ZeroedNeuron) -> tuple[nn.Module, int
 
 
 def _last_of(setting: Setting, square: Iterable[list[str]]) -> list[nn.Module]:
-    """The linear module that a pass calls last among neighbours that are as wide both ways; none where there are no such
-    neighbours, or some in several places."""
+    """The linear module that a pass calls last among neighbours that are as wide both ways; none without such ones, or
+    with some in several places."""
     called = [[call for call in setting.plan.calls if call in paths] for paths in square]
     neighbours = [paths for paths in called if len(paths) > 1]
     return [setting.base.get_submodule(paths[-1]) for paths in neighbours] if len(neighbours) == 1 else []
