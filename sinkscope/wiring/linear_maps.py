@@ -245,8 +245,9 @@ def _features(tensor: Tensor) -> Tensor:
 def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, " feature"] | None:
     """For each wanted column the index of the offered column with the same direction; -1 for a column of zeros.
 
-    Where as many wanted columns as offered ones have one direction (heads that share rows), they go by their order.
-    `exact` asks for the same norm too. None where a column has no counterpart, or several without such an order.
+    Where as many wanted columns as offered ones have one direction (heads that share rows), they go by their order; of
+    offered ones that are equal bit by bit (keys and values of one matrix), the first is taken. `exact` asks for the
+    same norm too. None where a column has no counterpart, or several without such an order.
     """
     if exact and wanted.shape == offered.shape and torch.equal(wanted, offered):
         return torch.arange(wanted.shape[1], device=wanted.device)
@@ -265,9 +266,10 @@ def _match(wanted: Tensor, offered: Tensor, exact: bool = False) -> Int[Tensor, 
         for column in ((counts > 1) & ~zero).nonzero().flatten():
             alike = (units.mT @ units[:, start + column] > 1 - SAME_DIRECTION).nonzero().flatten()
             offers = close[column].nonzero().flatten()
-            if len(alike) != len(offers):
+            if len(alike) == len(offers):
+                place[column] = offers[alike == start + column][0]
+            elif not bool((offered[:, offers] == offered[:, offers[:1]]).all()):
                 return None
-            place[column] = offers[alike == start + column][0]
         places.append(torch.where(zero, -1, place))
     rows = torch.cat(places)
     matched = rows >= 0
