@@ -271,19 +271,11 @@ class Listener:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:
                     hidden = output[0] if isinstance(output, tuple) and output else output
-                    now.around.append(
-                        Around(
-                            name,
-                            frame.first,
-                            len(now.heard),
-                            frame.kept,
-                            stream_kept(hidden),
-                            frame.joint,
-                            frame.last,
-                            frame.read,
-                            frame.reader,
-                        )
-                    )
+                    given, returned = frame.kept, stream_kept(hidden)
+                    now.around.append(Around(
+                        name, frame.first, len(now.heard), given, returned, frame.joint, frame.last, frame.read,
+                        frame.reader,
+                    ))  # fmt: skip
             if not self._frames:
                 try:
                     self._end(output)

@@ -1,4 +1,5 @@
-"""Finds an attention module's output projection by the values that it reads, where no name tells it."""
+"""Finds an attention module's output projection by the values that it reads: in a model's own code before any name, in
+transformers' attention where no name tells it."""
 
 from __future__ import annotations
 

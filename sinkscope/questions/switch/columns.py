@@ -201,7 +201,7 @@ def key_bias(view: LayerView) -> HeadValues:
 def compensation(view: LayerView) -> Float[Tensor, " batch"]:
     """(mean over i >= 1 of norm(sum_h W_O^h w_i^h)) / (mean over i >= 1 of sum_h norm(W_O^h w_i^h)). The sums are over
     the layer's heads h, and w_i^h is w_i of head h. It is 1 where all heads write in the same direction, and 0 where
-    they cancel. Compare it with compensation_unrelated. Empty where no module is called that projects the output."""
+    they cancel. Compare it with compensation_unrelated. Empty where what projects the output is not known."""
     total = torch.linalg.vector_norm(need(view.raw_written)[:, 1:], dim=-1)
     return as_widest(total).mean(-1) / _sum_of_norms(view)
 
