@@ -9,9 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import VOCABULARY, Refused, make_tokenizer
+from tokenizers import Tokenizer, models, processors
+from transformers import PreTrainedTokenizerFast
 
 from sinkscope import SinkscopeError
 from sinkscope.checkpoints.tokenizers import language_and_task
@@ -174,3 +177,23 @@ def test_what_tokenizers_put_beside_ids_is_no_reason_to_refuse_them() -> None:
     ids = [[5, 6, 7], [8, 9, 3]]
     beside = {"token_type_ids": [[0] * 3] * 2, "special_tokens_mask": [[1, 0, 0]] * 2, "labels": ids, "pixels": None}
     np.testing.assert_array_equal(token_data({"input_ids": ids, **beside}, None).ids, ids)
+
+
+def test_special_tokens_stand_around_a_text_of_any_alphabet() -> None:
+    """A tokenizer that makes nothing of Latin letters had BOS behind every text."""
+    words = {"<s>": 0, "</s>": 1, "α": 2, "β": 3, "γ": 4}
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["<s>", "$A", "</s>"], special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    greek = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    assert encode(greek, "A probe text.", False) == []
+    rules = token_rules(greek, len(words))
+    assert (rules.prefix, rules.suffix) == ([0], [1])
+
+
+def test_a_column_that_a_parquet_file_lacks_is_not_replaced_by_another(tmp_path: Path) -> None:
+    pd.DataFrame({"text": ["words of text"], "body": ["others"]}).to_parquet(tmp_path / "x.parquet")
+    tokenizer = make_tokenizer()
+    with pytest.raises(SinkscopeError, match=r"x\.parquet: no column 'nope'; it has body, text"):
+        read_corpus(f"{tmp_path / 'x.parquet'}#nope", tokenizer, token_rules(tokenizer, VOCABULARY), 8, 1)
