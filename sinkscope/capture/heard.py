@@ -150,6 +150,7 @@ class Heard:
         folded: sequences and heads came as one axis, and nothing showed yet that sequences come first in it.
         factors: of the output projection's weight when the call was made; None where the call is measured at once.
         of_torch: torch's own attention made it, and applies its projection without a module's call.
+        alone: the module returned what its projection returned.
     """
 
     module: str
@@ -175,6 +176,7 @@ class Heard:
     time_first: bool = False
     factors: Tensor | None = None
     of_torch: bool = False
+    alone: bool = False
     of_tokens: Tensor | None = None
 
     @property

@@ -311,6 +311,7 @@ class CallHearing:
         if named is not None and heard.path == INTERFACE:
             return
         heard.projection = self._projection(heard.module, heard.path, width)
+        heard.alone = self._readers.returned_by(heard.module)
         if heard.projection is None or not self._readers.read_by(heard.module, heard.projection):
             heard.projected = None
 

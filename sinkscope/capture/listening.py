@@ -11,7 +11,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any
@@ -21,17 +20,15 @@ from torch import Tensor, nn
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.axes import channels_last, hidden_given
 from sinkscope.capture.batches import Requests, continuous_batches
+from sinkscope.capture.frames import Frames
 from sinkscope.capture.given import given_digests
 from sinkscope.capture.heard import (
     TOLD,
-    Around,
-    Kept,
     Pass,
     Share,
     cache_given,
     cache_returned,
     pass_of,
-    stream_kept,
 )  # fmt: skip
 from sinkscope.capture.hearing import CallHearing
 from sinkscope.capture.hooks import Ears
@@ -41,27 +38,10 @@ from sinkscope.capture.listeners import overheard
 from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding, given_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
-from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.registries import uncompiled
 from sinkscope.capture.turns import Turns
+from sinkscope.capture.uncalled import uncalled_around
 from sinkscope.errors import SinkscopeError, in_one_line
-
-
-@dataclass(eq=False)
-class _Frame:
-    """A module whose forward runs. `first`: the number of the next attention call when it began; `last`, `read` and
-    `reader`: see Around. `bare`: it has no weights."""
-
-    path: str
-    given: Any
-    first: int
-    joint: bool = False
-    kept: Kept | None = None
-    last: bool | None = None
-    bare: bool = False
-    inside: ReadInside = field(default_factory=ReadInside)
-    read: Kept | None = None
-    reader: str | None = None
 
 
 class Listener:
@@ -86,7 +66,7 @@ class Listener:
         self._joined: set[int] = set()
         self._holds = False
         self.missed: list[weakref.ref[Any] | None] = []
-        self._frames: list[_Frame] = []
+        self._frames = Frames()
         self._calls = CallHearing(model, self._keep_given)
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._error: BaseException | None = None
@@ -161,7 +141,7 @@ class Listener:
     def _take_turn(self, name: str) -> None:
         """Waits until no pass of another thread is heard, and hears this one from here on, if anyone still listens."""
         if self._thread == get_ident() and self._frames:
-            if name or self._frames[0].path:
+            if name or self._frames.outermost:
                 return
             self._reset()
         self.lock.acquire()
@@ -223,6 +203,7 @@ class Listener:
     def _entering(self, name: str, module: nn.Module) -> Callable[..., None]:
         function, last = is_function(name, module), channels_last(module)
         bare = next(module.parameters(), None) is None
+        blocks = uncalled_around(self.model, name)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._anywhere:
@@ -232,20 +213,22 @@ class Listener:
                     if get_ident() == self._home and self._unheard[self._home] == 1 and not measuring():
                         self._miss(kwargs)
                     return
-                if self._frames and name == self._frames[0].path == "":
+                if self._frames and name == self._frames.outermost == "":
                     self._reset()
-                frame, outermost = _Frame(name, None, 0, bare=bare), not self._frames
-                self._frames.append(frame)
+                outermost = not self._frames
+                if blocks and self._calls.now is not None:
+                    self._frames.enter_uncalled(blocks, name, hidden_given(args, kwargs), self._calls.now)
+                frame = self._frames.push(name, bare)
             if outermost:
                 self._begin(name, args, kwargs)
             now = self._calls.now
             if now is None:
                 return
-            if now.idle is None:
+            if now.idle is None and not blocks:
                 now.entered.add(name)
             frame.given = hidden_given(args, kwargs)
             if last is not None:
-                self._tell_axis(name, frame.given, last)
+                self._frames.tell_axis(name, frame.given, last)
             if not function:
                 self._calls.torch_calls.entered(name, frame.given)
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
@@ -261,21 +244,16 @@ class Listener:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if self._elsewhere(-1, name):
                 return
-            if not self._frames or self._frames[-1].path != name:
-                return
-            frame = self._frames.pop()
             now = self._calls.now
+            frame = self._frames.pop(name, now)
+            if frame is None:
+                return
             if now is not None:
                 self._calls.keep_returned(name, output)
                 if not function:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:
-                    hidden = output[0] if isinstance(output, tuple) and output else output
-                    given, returned = frame.kept, stream_kept(hidden)
-                    now.around.append(Around(
-                        name, frame.first, len(now.heard), given, returned, frame.joint, frame.last, frame.read,
-                        frame.reader,
-                    ))  # fmt: skip
+                    now.around.append(frame.around(len(now.heard), output))
             if not self._frames:
                 try:
                     self._end(output)
@@ -381,22 +359,7 @@ class Listener:
     def _wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._calls.wrapped(name, function) if get_ident() == self._thread else function
 
-    def _tell_axis(self, path: str, read: Any, last: bool) -> None:
-        """Notes what a layer that begins reads, and on which axis it has channels, for the modules around it."""
-        for frame in self._frames[:-1]:
-            if (last and frame.inside.add(frame.given, path, read)) or frame.given is read is not None:
-                frame.last = last
-
     def _keep_given(self) -> None:
-        """Keeps what the modules that run were given, and what their projections read, before the first attention call
-        in each."""
-        around: _Frame | None = None
-        for frame in self._frames:
-            if frame.kept is None and isinstance(frame.given, Tensor):
-                frame.kept = stream_kept(frame.given)
-                read = frame.inside.tensor(frame.given)
-                frame.read = frame.kept if read is frame.given else stream_kept(read)
-                frame.reader = None if frame.read is frame.kept else frame.inside.path
-                if frame.bare and not frame.inside.layers and around is not None:
-                    frame.read, frame.reader = around.read, around.reader
-            frame.given, around = None, frame
+        """Keeps what surrounds the next attention call."""
+        if self._calls.now is not None:
+            self._frames.attends(self._calls.now)

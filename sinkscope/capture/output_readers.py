@@ -47,6 +47,11 @@ class OutputReaders:
         """Whether the layer at `path` was seen to read the output of a call of this module."""
         return path in self._readers.get(module, set())
 
+    def returned_by(self, module: str) -> bool:
+        """Whether the attention module is known to return what its projection returns: attention alone."""
+        readers = self._readers.get(module, set())
+        return any(self._alone.get(path) and self.target(module, path) == module for path in readers)
+
     def projection(self, module: str, named: str | None) -> str | None:
         """The projection of an attention module in a model's own code: the one that is known, else the one that its
         name tells, unless another layer reads the heads, or this one runs before attention alone or reads them in

@@ -19,7 +19,8 @@ from sinkscope.capture.sites import call_name, stream_of
 @dataclass(frozen=True)
 class Seen:
     """One attention call of a pass. `heads` and the fields after it are as in Site. `projects`: tells the output
-    projection of a call in a model's own code from the one that a name tells; None leaves it at the name."""
+    projection of a call in a model's own code from the one that a name tells; None leaves it at the name. `alone`:
+    whether the module is known to return what its projection returns."""
 
     module: str
     rows: int
@@ -35,6 +36,7 @@ class Seen:
     score: str = "softmax"
     kernel: str | None = None
     projects: Callable[[str | None], str | None] | None = None
+    alone: Callable[[], bool] = bool
 
 
 @dataclass

@@ -32,6 +32,7 @@ from sinkscope.capture.sites import (
     call_name,
     config_alone_counts,
     head_counts,
+    is_torch_attention,
     kind_of,
     stream_of,
     stream_width,
@@ -214,8 +215,10 @@ def _dry_run(
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
     parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
     whole = [
-        replace(record, projects=None if record.module in told else partial(readers.projection, record.module))
-        for record in seen if record.module not in parts
+        replace(
+            record, projects=None if record.module in told else partial(readers.projection, record.module),
+            alone=partial(readers.returned_by, record.module),
+        ) for record in seen if record.module not in parts
     ]  # fmt: skip
     return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned, frozenset(aside))
 
@@ -309,6 +312,8 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
             unplaced[stream] += 1
         else:
             layer = block[1]
+            if block[0] == record.module and (record.alone() or is_torch_attention(model, record.module)):
+                block = None  # a list of attention modules: the residual stream passes by outside of them
         width = None if record.value_dim is None else record.heads * record.value_dim
         sites.append(
             Site(

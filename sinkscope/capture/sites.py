@@ -144,27 +144,55 @@ def _taken(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tuple[str, int] | None:
-    """The block that holds an attention module: (path of the block, its index in its ModuleList).
+    """The block that holds an attention module: (path of the block, its place in its ModuleList).
 
-    The block is a child of the innermost ModuleList whose children all hold attention, or of such an nn.Sequential.
-    Where there is none (the layers of a hybrid model, T5's list of sub-layers), it is a child of the outermost
-    ModuleList. None where the module is in no ModuleList.
+    The block is a child of the innermost ModuleList whose children all hold attention, of such an nn.Sequential, or of
+    such a ModuleDict by numbered names (`layer_0`). Where there is none (the layers of a hybrid model, T5's list of
+    sub-layers), it is a child of the outermost ModuleList. A module in no ModuleList is in one of several numbered
+    attributes (`block1`, `block2`) that all hold attention; None where there are none.
     """
     paths = list(attention_paths)
     parts = path.split(".")
-    outermost = None
-    for depth in range(len(parts) - 1, 0, -1):
+    outermost = attribute = None
+    for depth in range(len(parts) - 1, -1, -1):
         parent = ".".join(parts[:depth])
         holder = model.get_submodule(parent)
-        if not isinstance(holder, nn.ModuleList | nn.Sequential) or not parts[depth].isdecimal():
+        row = _numbered(holder, parts[depth])
+        if parts[depth] not in row:
             continue
-        block = ".".join(parts[: depth + 1]), int(parts[depth])
-        children = [f"{parent}.{name}" for name, _ in holder.named_children()]
+        place = int(parts[depth]) if parts[depth].isdecimal() else row.index(parts[depth])
+        block = ".".join(parts[: depth + 1]), place
+        children = [f"{parent}.{name}".removeprefix(".") for name in row]
         if all(any(_under(p, child) and p != child for p in paths) for child in children):
-            return block
+            if is_list(holder):
+                return block
+            attribute = attribute or block
         if isinstance(holder, nn.ModuleList):
             outermost = block
-    return outermost
+    return outermost or attribute
+
+
+def is_torch_attention(model: nn.Module, path: str) -> bool:
+    """Whether a module is torch's own attention, which applies its output projection itself."""
+    return isinstance(model.get_submodule(path), nn.MultiheadAttention)
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether a module only holds others, one after another or by their names."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+
+
+def _numbered(holder: nn.Module, name: str) -> list[str]:
+    """The names of the children that the one of this name is numbered with, in their order: all of a ModuleList or a
+    Sequential, else those that differ in their number alone. Empty without a number, or where it stands alone."""
+    names = [child for child, _ in holder.named_children()]
+    stem = name.rstrip("0123456789")
+    if isinstance(holder, nn.ModuleList):
+        return names
+    row = [child for child in names if child != stem and child.rstrip("0123456789") == stem]
+    if isinstance(holder, nn.Sequential):
+        return names if len(row) == len(names) else []
+    return row if len(row) > 1 else []
 
 
 def stream_of(model: nn.Module, path: str, cross: bool) -> str:

@@ -26,6 +26,7 @@ from sinkscope.capture.parts import of_part
 from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.read_inside import ReadInside, reading_path
 from sinkscope.capture.sites import Site
+from sinkscope.capture.uncalled import Uncalled, is_stream
 from sinkscope.capture.view import LayerView
 from sinkscope.capture.views import Cut, Pending, Readers, Span, Stream, Views
 from sinkscope.errors import SinkscopeError
@@ -108,6 +109,8 @@ class Capture:
         self._names = {module: name for name, module in self.model.named_modules()}
         self._by_call = {(site.module, site.call): site for site in self.plan.sites}
         blocks = {site.block for site in self.plan.sites if site.block is not None}
+        self._uncalled = Uncalled(self.model, blocks, self._begin_uncalled, self._end_uncalled)
+        yield from self._uncalled.hooks()
         attentions = {site.module for site in self.plan.sites}
         inline = {site.module for site in self.plan.sites if site.path == INLINE}
         self._reading = {path: reading_path(self.model, path) for path in inline}
@@ -189,6 +192,17 @@ class Capture:
 
         return self._while_paused(hook)
 
+    def _begin_uncalled(self, path: str, given: Any) -> None:
+        if is_stream(given):
+            self._inputs[path] = given
+
+    def _end_uncalled(self, path: str, leaving: Any) -> None:
+        entered = self._inputs.get(path)
+        same = entered is not None and is_stream(leaving) and leaving.shape == entered.shape
+        with self._watch.paused():
+            self._finish(self._waiting.pop(path, []), leaving if same else None)
+        self._inputs.pop(path, None)
+
     def _next_site(self, path: str, rows: int, lengths: tuple[int, int]) -> Site:
         """The site of the next call of a module. Raises SinkscopeError where it is no whole map of each sequence,
         NotTogether where it holds fewer sequences than the batch."""
@@ -257,6 +271,8 @@ class Capture:
         return Pending(site, parts, rows, call.query, call.key, call.value, outputs.whole, of_tokens=outputs.of_tokens)
 
     def _keep(self, pending: Pending) -> None:
+        waiting = self._waiting.get(pending.site.block, [])
+        self._uncalled.attends(pending.site.block, any(one.site.module == pending.site.module for one in waiting))
         pending.read = self._read_of(pending.site.module)  # a looped module is given something else the next time
         self._waiting.setdefault(pending.site.block, []).append(pending)
         self._latest[pending.site.module] = pending

@@ -89,6 +89,7 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
             *reading.warnings,
             *unread(loop.plan, checked),
             *_without_projection(loop.sites),
+            *_without_block(loop.sites),
             *warnings_of(checked),
         ],
     }
@@ -203,6 +204,18 @@ def _without_projection(sites: list[Site]) -> list[str]:
     return [
         f"no linear layer that reads the heads of {calls} side by side was found (the first is "
         f"{shown_name(names[0])}): columns that need W_O are empty there"
+    ]
+
+
+def _without_block(sites: list[Site]) -> list[str]:
+    """A warning that names the first attention call whose block was not found, if there is one."""
+    names = [site.name for site in sites if site.block is None]
+    if not names:
+        return []
+    calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
+    return [
+        f"no block that the residual stream enters and leaves was found around {calls} (the first is "
+        f"{shown_name(names[0])}): columns that need the stream are empty there"
     ]
 
 

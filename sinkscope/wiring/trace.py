@@ -35,6 +35,7 @@ from sinkscope.capture.plan import INLINE, Plan
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.read_inside import ReadInside, reading_path
 from sinkscope.capture.sites import Site
+from sinkscope.capture.uncalled import is_uncalled, members
 from sinkscope.capture.view import need
 from sinkscope.wiring.linear_maps import FIT, InputNorm, LinearCall, Projection, find_norm, find_projection
 from sinkscope.wiring.mixes import largest_eigenvalue
@@ -122,6 +123,7 @@ class _Trace:
         self.before: dict[str, int] = {}
         self.found: dict[str, Wiring] = {}
         self.busy = False
+        self.running: str | None = None
         self.generator = torch.Generator().manual_seed(0)
 
     def run(self, forward: Callable[[], Any]) -> dict[str, Wiring]:
@@ -136,6 +138,9 @@ class _Trace:
 
     def _hooks(self) -> Iterator[AbstractContextManager[None]]:
         watched = self.blocks | set(self.sites)
+        for block in sorted(path for path in self.blocks if is_uncalled(self.model.get_submodule(path))):
+            for member in members(self.model, block):
+                yield hooked(self.model.get_submodule(member), pre=self._enter_member(block), with_kwargs=True)
         for path, module in self.model.named_modules():
             if path in watched:
                 yield hooked(module, pre=self._enter(path), with_kwargs=True)
@@ -190,6 +195,18 @@ class _Trace:
                 args, kwargs = _with_first(args, kwargs, hidden)
             self.inputs[path] = hidden
             return args, kwargs
+
+        return hook
+
+    def _enter_member(self, block: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]:
+        """What the first module to run of a block that the model never calls is given enters the block."""
+        enter = self._enter(block)
+
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+            before, self.running = self.running, block
+            return None if before == block else enter(module, args, kwargs)
 
         return hook
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
+from watched import warnings_of
 
 import sinkscope
 
@@ -81,7 +82,7 @@ def test_a_layer_may_have_fewer_heads_than_the_configuration_names(fewer: int, f
     for run in (watched(model, sequences), scanned(model, sequences)):
         assert run.layers["heads"].tolist() == [4, fewer, 4]
         assert run.sequences["sequence"].nunique() == sequences
-        assert run.manifest.warnings == []
+        assert warnings_of(run) == []
 
 
 def test_heads_computed_one_by_one_are_one_layer_in_a_list_of_attentions() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, CanineConfig, CanineModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from watched import warnings_of
 
 import sinkscope
 
@@ -65,7 +66,7 @@ def test_windows_in_an_axis_of_their_own_are_named_beside_what_is_read() -> None
     model = nn.Sequential(Attention(windows=4), Attention()).eval()
     x = vectors()
     run = watched(model, x).run()
-    assert run.summary.warnings == ["attention that is no map of queries and keys was not read: 0"]
+    assert warnings_of(run) == ["attention that is no map of queries and keys was not read: 0"]
     np.testing.assert_allclose(run.heads["bos_mass"], model[1].masses(model[0](x)), atol=1e-6)
     alone = watched(nn.Sequential(Attention(windows=4)).eval(), x)
     assert alone.left_out == ["attention that is no map of queries and keys was not read: 0"]
@@ -93,7 +94,7 @@ def test_padding_that_nobody_told_of_is_warned_of(masks: list[Tensor], warned: s
     model = nn.Sequential(*(Attention(mask=mask) for mask in masks)).eval()
     run = watched(model, x).run()
     expected = f"{warned} positions that no query may see, which count as text: if they are padding, give"
-    assert [warning[: len(expected)] for warning in run.summary.warnings] == [expected] * (warned is not None)
+    assert [warning[: len(expected)] for warning in warnings_of(run)] == [expected] * (warned is not None)
     np.testing.assert_allclose(run.heads["bos_mass"][:HEADS], model[0].masses(x), atol=1e-6)
 
 
@@ -106,7 +107,7 @@ CHOSEN[:, 7] = False
 def test_a_position_that_no_query_chose_is_no_padding(mask: Tensor) -> None:
     """Each query sees keys of its own, and none sees the eighth."""
     run = watched(Attention(mask=mask).eval(), vectors()).run()
-    assert run.summary.warnings == []
+    assert warnings_of(run) == []
 
 
 def test_keys_that_a_model_chooses_warn_of_no_padding() -> None:

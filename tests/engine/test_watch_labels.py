@@ -10,6 +10,7 @@ import pytest
 import torch
 from models import VOCABULARY, tiny
 from torch import Tensor, nn
+from watched import warnings_of
 
 import sinkscope
 from sinkscope import Run, compare
@@ -85,13 +86,13 @@ def test_modules_that_take_turns_are_layers_of_one_domain() -> None:
     assert run.heads[["layer", "module"]].drop_duplicates().values.tolist() == [[0, "early"], [1, "late"]]
     together = torch.cat([vectors(seed, rows=1) for seed in range(4)])
     np.testing.assert_allclose(run.heads["bos_mass"], [*mass("early", together), *mass("late", together)], atol=1e-6)
-    assert run.manifest.warnings == []
+    assert warnings_of(run) == []
 
 
 def test_sequences_that_no_table_can_hold_are_named() -> None:
     run = watched(*[("watched", "early", vectors(seed)) for seed in range(2)], ("watched", "late", vectors(2)))
     assert set(run.heads["module"]) == {"early"}
-    (told,) = run.manifest.warnings
+    (told,) = warnings_of(run)
     assert told == (
         "3 sequences of watched are left out: the model made the attention call late for them, and not for its other "
         "6; give them a label of their own"
@@ -120,7 +121,7 @@ def test_passes_of_another_depth_are_named_by_the_call_that_tells_them_apart(rar
     with torch.no_grad(), sinkscope.watch(model) as seen:
         for seed, times in enumerate((2, rare, 2)):
             model(vectors(seed), times)
-    (told,) = seen.run().manifest.warnings
+    (told,) = warnings_of(seen.run())
     assert told.startswith(f"3 sequences of watched are left out: the model made the attention call {said}")
 
 
@@ -136,7 +137,7 @@ def test_a_call_that_changes_its_number_of_heads_is_named(label: str) -> None:
         model(vectors(3), 1)
     run = seen.run()
     assert len(run.heads) == HEADS
-    assert run.manifest.warnings == [
+    assert warnings_of(run) == [
         f"3 sequences of {label} are left out: attend has 1 head in them and {HEADS} in others; watch them one by one"
     ]
 
@@ -162,7 +163,7 @@ def test_a_module_is_not_put_into_two_streams() -> None:
         model(vectors(1), torch.randn(3, 30, 16))
     run = seen.run()
     assert run.sequences["domain"].unique().tolist() == ["own"]
-    assert run.manifest.warnings[0].startswith("3 sequences of another are left out: attend reads its own sequence in")
+    assert warnings_of(run)[0].startswith("3 sequences of another are left out: attend reads its own sequence in")
 
 
 @pytest.fixture(scope="module")

@@ -19,3 +19,8 @@ def find(model: Any) -> tuple[Forward, Plan]:
 def hooks(model: torch.nn.Module) -> int:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
     return sum(len(getattr(module, kind, OrderedDict())) for module in model.modules() for kind in kinds)
+
+
+def warnings_of(run: Any) -> list[str]:
+    """A run's warnings, without the one that its attention stands in no blocks."""
+    return [warning for warning in run.manifest.warnings if not warning.startswith("no block that the residual stream")]

@@ -375,6 +375,7 @@ def _seen(whole: Whole) -> Seen:
         score="softmax" if call is None else call.score,
         kernel=None if call is None else (kernel_of(call) or TORCH),
         projects=lambda named: heard.projection,
+        alone=lambda: heard.alone,
     )
 
 

@@ -17,6 +17,7 @@ from sinkscope.capture.hooks import hooked
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.token_sums import token_sums
+from sinkscope.capture.uncalled import is_uncalled
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Setting
 from sinkscope.metrics.mass import ranked, received
@@ -156,7 +157,7 @@ def layers_of(setting: Setting) -> dict[int, nn.Module]:
     is called several times in a pass."""
     layers = {}
     for site in setting.sites:
-        if site.block is None:
+        if site.block is None or is_uncalled(setting.base.get_submodule(site.block)):
             raise SinkscopeError(f"--cosines: the layer around {site.module} was not found in the model")
         layers[site.layer] = setting.base.get_submodule(site.block)
         if setting.called_again(layers[site.layer]):

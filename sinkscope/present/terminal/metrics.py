@@ -88,7 +88,11 @@ SYMBOLS = {
     "W_O^h": "slice of the output projection that reads head h. W_Q^h, W_K^h and W_V^h are the projections of head h",
     "x_i": "residual stream that enters the block",
     "z_i": "what the projections of queries, keys and values read: x_i after the norm of the block's input, if any",
-    "e_i": "residual stream that leaves the block",
+    "e_i": (
+        "residual stream that leaves the block. Where the model never calls its blocks, since they are mere lists of "
+        "modules, x_i is what the first module of the block to run is given, and e_i what enters the next one. The "
+        "last has no e_i then"
+    ),
     "norm": "Euclidean norm of a vector, also written |v|. |M|_F is the Frobenius norm of a matrix, |M|_2 its largest "
     "singular value",
     "cos": "cosine of the angle between two vectors; 0 where one of them is 0",

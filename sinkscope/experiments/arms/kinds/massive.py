@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.registries import uncompiled
+from sinkscope.capture.uncalled import is_uncalled
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
@@ -150,7 +151,7 @@ def massive_elements(setting: Setting, name: str) -> Elements:
     elements: Elements = {}
     for channel in stream.massive_activations.channels if stream else ():
         site = blocks.get(min(channel.layers))
-        if site is None or site.block is None:
+        if site is None or site.block is None or is_uncalled(setting.base.get_submodule(site.block)):
             raise SinkscopeError(f"--arm {name}: the input of layer {min(channel.layers)} was not found in the model")
         if setting.called_again(setting.base.get_submodule(site.block)):
             raise SinkscopeError(
