@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.inline.groups import heads_together, is_grouped, product_together
 from sinkscope.capture.kernels.map_walk import AttentionMap
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.sites import shown_name
@@ -59,9 +60,9 @@ def _einsum(equation: str, operands: Any, result: Tensor, of_map: bool) -> Produ
     """Reads an einsum as a batched matrix product: exactly one index is summed, each operand keeps exactly one index of
     its own, all others are batch axes. None for any other einsum.
 
-    The heads of the left one may share the right (multi-query attention), where sequences come first in both. Then it
-    keeps two indices: that of the rows stands before the summed one in a map, and before the columns' in what becomes
-    one.
+    The heads of the left one may share the right (multi-query attention, or the query heads of a group beside an axis
+    of KV heads), where sequences come first in both. Then it keeps two indices: that of the rows stands before the
+    summed one in a map, and before the columns' in what becomes one.
     """
     equation = _spelled_out(equation.replace(" ", ""), operands)
     terms, arrow, out = equation.partition("->")
@@ -81,7 +82,7 @@ def _einsum(equation: str, operands: Any, result: Tensor, of_map: bool) -> Produ
     rows = [*shared, *heads, row, summed[0]]
     if {*first} != {*rows} or {*second} != {*shared, summed[0], kept[-1]} or len(rows) != len(first):
         return None
-    if heads and (len(shared) != 1 or first[0] != shared[0] or second[0] != shared[0]):
+    if heads and (len(shared) not in (1, 2) or first[0] != shared[0] or second[0] != shared[0]):
         return None
 
     def axes(tensor: Tensor, names: str, order: list[str]) -> Tensor:
@@ -238,6 +239,13 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
 
     `product` is map @ values, `products` are those that formed the logits; `plain`: the map is the softmax of `logits`.
     """
+    if product.left.dim() == 5:
+        formed = next(iter(products)) if len(products) == 1 else None
+        if formed is None or not is_grouped(formed.left, formed.right.mT):
+            return None
+        rows = product.left.shape[2]
+        product, logits = product_together(product, rows), heads_together(logits, rows)
+        products = frozenset([product_together(formed, rows)])
     probabilities = product.left
     for tensor in (probabilities, logits):
         if tensor.dim() not in (3, 4):
@@ -289,8 +297,14 @@ def sdpa_call(
     module: str, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> SdpaCall:  # fmt: skip
-    """The call of torch's `scaled_dot_product_attention`, whose parameters these are after `output`."""
+    """The call of torch's `scaled_dot_product_attention`, whose parameters these are after `output`. Tensors of five
+    axes are those of grouped queries."""
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    if query.dim() == 5:
+        rows = query.shape[2]
+        tensors = query, key, value, output
+        query, key, value, output = (heads_together(tensor, rows) for tensor in tensors)
+        attn_mask = None if attn_mask is None else heads_together(attn_mask, rows)
     return SdpaCall(
         module, AttentionCall(query, key, value, attn_mask, is_causal, scaling), output, dropped=dropout_p > 0
     )

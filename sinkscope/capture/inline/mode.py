@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.inline.calls import InlineCall, Product, SdpaCall, flex_call, map_of, read_product, sdpa_call
+from sinkscope.capture.inline.groups import is_grouped_call
 from sinkscope.capture.inline.heads import HeadsTogether
 from sinkscope.capture.private_doors import open_multi_head_attention, weak_tensor_table
 
@@ -182,7 +183,7 @@ class InlineWatch(TorchFunctionMode):
 
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "scaled_dot_product_attention":
-            if result.dim() > 4:  # windows or groups of heads are an axis of their own
+            if result.dim() > 4 and not is_grouped_call(*args, **kwargs):  # windows are an axis of their own
                 self.unmatched[self.modules[-1]] += 1
                 return
             call = sdpa_call(self.modules[-1], result, *args, **kwargs)
@@ -212,7 +213,7 @@ class InlineWatch(TorchFunctionMode):
     def _softmax(self, args: Any, kwargs: dict[str, Any], products: frozenset[Product], result: Tensor) -> None:
         logits = args[0] if args else kwargs["input"]
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if axis in (-1, result.dim() - 1) and result.dim() in (3, 4):
+        if axis in (-1, result.dim() - 1) and result.dim() in (3, 4, 5):
             self.tracked[result] = _Softmax(self.modules[-1], logits, products)
         if products:
             self.unmatched[self.modules[-1]] += 1
