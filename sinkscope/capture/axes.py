@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import is_linear
@@ -22,6 +23,15 @@ def hidden_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return query if query is kwargs.get("key") and kwargs.get("value", query) is query else None
     tensors = [given for given in kwargs.values() if isinstance(given, Tensor) and given.dim() == 3]
     return tensors[0] if len(tensors) == 1 and tensors[0].is_floating_point() else None
+
+
+def given_several(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module is given hidden states of several places: more than one tensor of real numbers with three axes
+    or four, or something that may hold one."""
+    values = [*args, *kwargs.values()]
+    tensors = [value for value in values if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 2]
+    plain = all(value is None or isinstance(value, Tensor | int | float | str | torch.Size) for value in values)
+    return len(tensors) != 1 or not plain
 
 
 def channels_last(layer: nn.Module) -> bool | None:

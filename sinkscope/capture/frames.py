@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from sinkscope.capture.axes import given_several
 from sinkscope.capture.heard import Around, Kept, Pass, stream_kept
 from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.uncalled import is_stream
@@ -15,7 +17,8 @@ from sinkscope.capture.uncalled import is_stream
 @dataclass(eq=False)
 class Frame:
     """A module whose forward runs. `first`: the number of the next attention call when it began; `joint`, `last`,
-    `read` and `reader`: see Around. `bare`: it has no weights.
+    `read`, `reader`, `sizes` and `several`: see Around. `inputs`: what it was given, until then. `bare`: it has no
+    weights.
 
     Of a block that the model never calls: `begins`, the first of its modules to run, and `again`, what this was given
     since in another call."""
@@ -32,13 +35,17 @@ class Frame:
     inside: ReadInside = field(default_factory=ReadInside)
     read: Kept | None = None
     reader: str | None = None
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+    sizes: torch.Size | None = None
+    several: bool = False
 
     def around(self, past: int, output: Any) -> Around:
         """What surrounded the attention calls before number `past` in it, where it returns `output`."""
         hidden = output[0] if isinstance(output, tuple) and output else output
         return Around(
-            self.path, self.first, past, self.kept, stream_kept(hidden), self.joint, self.last, self.read, self.reader
-        )
+            self.path, self.first, past, self.kept, stream_kept(hidden), self.joint, self.last, self.read, self.reader,
+            self.sizes, self.several,
+        )  # fmt: skip
 
 
 class Frames:
@@ -107,13 +114,14 @@ class Frames:
                 _end(frame, frame.again, now)
             frame.again = None
             if frame.kept is None and isinstance(frame.given, Tensor):
+                frame.sizes, frame.several = frame.given.shape, given_several(*frame.inputs)
                 frame.kept = stream_kept(frame.given)
                 read = frame.inside.tensor(frame.given)
                 frame.read = frame.kept if read is frame.given else stream_kept(read)
                 frame.reader = None if frame.read is frame.kept else frame.inside.path
                 if frame.bare and not frame.inside.layers and surrounding is not None:
                     frame.read, frame.reader = surrounding.read, surrounding.reader
-            frame.given, surrounding = None, frame
+            frame.given, frame.inputs, surrounding = None, ((), {}), frame
 
     def _goes_round(self, frame: Frame, now: Pass) -> bool:
         """Whether a block that the model never calls begins anew: a module in it attends again."""

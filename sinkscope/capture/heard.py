@@ -6,7 +6,7 @@ Every tensor is detached, and kept by reference. Where something was written int
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -98,8 +98,9 @@ class Around:
     attention calls inside it, `first` to before `past`.
 
     `read`: what the projections inside it read, before the first of these; `reader`: the layer that read it, where it
-    is not what was given. `joint`: it was given a second text or picture beside. `last`: whether what it was given has
-    channels on the last axis, as a layer inside shows that reads it; None = none does.
+    is not what was given. `joint`: it was given a second text or picture beside. `sizes`: the shape of what it was
+    given, of whatever axes; `several`: as in `parts.Given`. `last`: whether what it was given has channels on the last
+    axis, as a layer inside shows that reads it; None = none does.
     """
 
     path: str
@@ -111,6 +112,8 @@ class Around:
     last: bool | None = None
     read: Kept | None = None
     reader: str | None = None
+    sizes: torch.Size | None = None
+    several: bool = False
 
     def pack(self, place: Place) -> None:
         """Puts what is kept where `place` says."""
@@ -233,6 +236,7 @@ class Pass:
         refused: why the pass cannot be read; None where it can.
         counts: attention calls of each module so far.
         entered: paths of the modules that ran in it.
+        pooled: how often modules attended from one position to several, in maps of their own, which were not kept.
         idle: where it is a step over a cache whose passes so far all attended through transformers' interface, the
             modules that ran in them without attention, which need no hook; else None.
         onward: takes the name of a call and the number of its keys, and says how its map goes on (None where no earlier
@@ -265,6 +269,7 @@ class Pass:
     padding: Padding = field(default_factory=Padding)
     counts: Counter[str] = field(default_factory=Counter)
     entered: set[str] = field(default_factory=set)
+    pooled: Counter[str] = field(default_factory=Counter)
     idle: frozenset[str] | None = None
     onward: Callable[[str, int], Onward | None] | None = None
     resumes: Callable[[str, Tensor, Tensor, int, Callable[[], int]], None] | None = None
@@ -293,10 +298,36 @@ class Pass:
     def hidden_shapes(self) -> dict[str, torch.Size]:
         """Shape of the hidden states that each attending module was given, by its calls' names; without those of joint
         attention, whose queries are more."""
+        return {self.heard[number].name: sizes for number, sizes in self._own_sizes()}
+
+    @property
+    def padded_windows(self) -> set[str]:
+        """The calls with more positions than the picture that a module around was given, [B, H, W, D]: it was padded to
+        whole windows. By their names."""
+        own = {self.heard[number].name: shape[-1] for number, shape in self._own_sizes()}
+        found = set[str]()
+        for around in self.around:
+            for heard in self.heard[around.first : around.past]:
+                picture = around.sizes if around.sizes is not None and len(around.sizes) == 4 else None
+                if picture is not None and heard.module != around.path and own.get(heard.name) == picture[3]:
+                    found |= {heard.name} if heard.queries == heard.keys > picture[1] * picture[2] else set()
+        return found
+
+    def _own_sizes(self) -> Iterator[tuple[int, torch.Size]]:
+        """The number of each call whose module was given hidden states alone, and their shape."""
+        for around in self.around:
+            if around.sizes is not None and len(around.sizes) in (3, 4) and not around.joint:
+                for number in range(around.first, around.past):
+                    if self.heard[number].module == around.path:
+                        yield number, around.sizes
+
+    @property
+    def several(self) -> set[str]:
+        """The calls whose modules were given several hidden states, by their names."""
         return {
-            self.heard[number].name: around.given.tensor.shape
+            self.heard[number].name
             for around in self.around
-            if around.given is not None and not around.joint
+            if around.several
             for number in range(around.first, around.past)
             if self.heard[number].module == around.path
         }

@@ -17,6 +17,7 @@ from sinkscope.capture.inline.calls import (
     check_axes,
     mask_of,
     sequences_first,
+    told_by_products,
     turned_fold,
 )  # fmt: skip
 from sinkscope.capture.inline.mode import InlineWatch
@@ -169,7 +170,13 @@ class CallHearing:
         output = found.unfolded_output(heads or call.query.shape[1]).detach()
         self._resume(found.module, call, call.query.shape[2], partial(_end_of, call))
         heard = self._keep(found.module, INLINE, call, output, found.dropped, found.feeds_projection)
-        heard.folded = _may_be_turned(found, heard)
+        heard.folded = self._may_be_turned(found, heard)
+
+    def _may_be_turned(self, found: InlineCall | SdpaCall, heard: Heard) -> bool:
+        """Whether sequences and heads came as one axis, in which either may be first. Of one sequence, several rows are
+        its windows."""
+        one = self.now is not None and self.now.batch == 1
+        return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1 and not one
 
     def _heads(self, path: str, tensor: Tensor, rows: int | None) -> int | None:
         """The heads of a tensor whose batch and heads may be one axis."""
@@ -202,12 +209,18 @@ class CallHearing:
         self._resume(found.module, seen, queries, partial(end_of_map, seen.probabilities))
         name = call_name(found.module, self.now.counts[found.module])
         pools = self._place(found.module, False) != "cross" and _pools(seen.probabilities)
-        oblong = not counts and queries != keys and not counts_up(seen.probabilities, 1)
+        told = counts or told_by_products(found)
+        oblong = not told and queries != keys and not counts_up(seen.probabilities, 1)
         if self.now.cache is None and (pools or oblong):
             if found.module not in self._oblong and goes_on(seen.probabilities):
                 self.now.over_cache = name, queries
             if queries > 1:
                 self._oblong.add(found.module)
+                if self.now.over_cache is None:
+                    self.now.split.add(found.module)
+            else:
+                self.now.pooled[found.module] += 1
+                self.now.counts[found.module] += 1
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self.now.heard}
@@ -223,7 +236,7 @@ class CallHearing:
         maps = zip(cut_maps(found.module, seen, onward.cuts), onward.befores, strict=True)
         parts = [(rows, cut, map_rows(part, before)) for (rows, cut, part), before in maps]
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
-        heard.parts, heard.among, heard.folded = parts, frozenset(among), _may_be_turned(found, heard)
+        heard.parts, heard.among, heard.folded = parts, frozenset(among), self._may_be_turned(found, heard)
         heard.of_tokens = seen.of_tokens
 
     def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:
@@ -344,11 +357,6 @@ class CallHearing:
             self._refuse(first_line(error))
         finally:
             self._torch.pauses -= 1
-
-
-def _may_be_turned(found: InlineCall | SdpaCall, heard: Heard) -> bool:
-    """Whether sequences and heads came as one axis, in which either may be first."""
-    return found.folded and not found.feeds_projection and heard.rows > 1 and heard.heads > 1
 
 
 def _pools(probabilities: Tensor) -> bool:

@@ -226,7 +226,7 @@ class Listener:
                 return
             if now.idle is None and not blocks:
                 now.entered.add(name)
-            frame.given = hidden_given(args, kwargs)
+            frame.given, frame.inputs = hidden_given(args, kwargs), (args, kwargs)
             if last is not None:
                 self._frames.tell_axis(name, frame.given, last)
             if not function:

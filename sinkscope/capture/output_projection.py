@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.hooks import forwards_only, unheard
@@ -138,6 +140,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
     identity: its weight is packed or quantised (8-bit floats have their scales apart), or is only a part of what it
     does, as beside an adapter.
     """
+    projection = _asked(projection)
     with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
         weight = local_part(getattr(projection, "weight", None))
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
@@ -145,6 +148,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
                 return weight.detach()
             if type(projection).forward is conv1d().forward:
                 return weight.detach().mT
+    projection = _asked(projection, applied=True)
     with torch.no_grad(), quiet_logs():  # not in each pass: a changed level empties every logger's cache
         eye = torch.eye(width, **_home(projection, width))
         nothing = _applied(projection, torch.zeros_like(eye))
@@ -159,6 +163,7 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
     A quantised layer may divide what it reads by its size, and so return no number for 0: then the mean of what it
     returns for a vector and its opposite.
     """
+    projection = _asked(projection, applied=True)
     with torch.no_grad(), quiet_logs():
         home = _home(projection, width)
         nothing = _applied(projection, torch.zeros(1, width, **home))[0]
@@ -209,9 +214,9 @@ def quantiser(model: nn.Module) -> str | None:
     A package that quantises a model object leaves its configuration as it was, so the weights themselves tell.
     """
     for module in model.modules():
-        weight = local_part(getattr(module, "weight", None))
+        weight = None if is_parametrized(module) else local_part(getattr(module, "weight", None))
         plain = isinstance(weight, Tensor) and _plain(weight) and not _rounds_weight(module)
-        if not is_linear(module) or plain:
+        if is_parametrized(module) or not is_linear(module) or plain:
             continue
         if _packed(module):
             return "torch.ao"
@@ -243,6 +248,17 @@ def _home(projection: nn.Module, width: int) -> dict[str, Any]:
             _applied(projection, torch.zeros(1, width, dtype=dtype, device=device))
             return {"device": device, "dtype": dtype}
     return {"device": device, "dtype": first}
+
+
+def _asked(projection: nn.Module, applied: bool = False) -> nn.Module:
+    """The layer to ask for its weight: in somebody else's program a copy in eval mode of one that might change, since
+    what it does for us would count as a pass: dropout takes random numbers, a calibration sees the identity, a
+    spectral norm takes a step. `applied`: it is to be applied, not its weight read."""
+    if measuring() or not (applied or is_parametrized(projection)):
+        return projection
+    with suppress(RuntimeError, TypeError):  # a layer may hold what cannot be copied
+        return deepcopy(projection).eval()
+    return projection
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.axes import hidden_given
+from sinkscope.capture.axes import given_several, hidden_given
 from sinkscope.capture.hooks import hooked
 from sinkscope.capture.sites import call_name, stream_of
 
@@ -20,7 +20,8 @@ from sinkscope.capture.sites import call_name, stream_of
 class Seen:
     """One attention call of a pass. `heads` and the fields after it are as in Site. `projects`: tells the output
     projection of a call in a model's own code from the one that a name tells; None leaves it at the name. `alone`:
-    whether the module is known to return what its projection returns."""
+    whether the module is known to return what its projection returns. `number`: how many calls the module had made;
+    None = as many as stand before this one."""
 
     module: str
     rows: int
@@ -37,17 +38,21 @@ class Seen:
     kernel: str | None = None
     projects: Callable[[str | None], str | None] | None = None
     alone: Callable[[], bool] = bool
+    number: int | None = None
 
 
 @dataclass
 class Given:
     """What a pass was given: `rows` sequences of `length` positions (None where the input does not tell), and the
-    modules the hidden states of these `shapes`, by the name of a call of the module. `calls`: how often each module was
-    called."""
+    modules hidden states of these `shapes`, of three axes or of four (pictures), by the name of a call of the module.
+    `several`: calls that were given other tensors beside. `padded`: those over a picture that was padded to windows.
+    `calls`: how often each module was called."""
 
     rows: int = 1
     length: int | None = None
     shapes: dict[str, torch.Size] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)
+    padded: set[str] = field(default_factory=set)
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -62,13 +67,16 @@ def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], gi
     def part(call: Seen, name: str) -> bool:
         square = call.queries == call.keys
         of_image = stream_of(model, call.module, False) == "vision"
+        alone = name in given.shapes and name not in given.several
         return (
             (call.module in unmatched and not square)  # banded attention with global tokens
             or call.rows != given.rows  # windows folded into the batch: several rows for one sequence
             or (of_image and counts[call.module] > 1)  # windows: one call for each, their number depends on the image
-            or (of_image and not square)  # pooled keys
+            or (of_image and not square and name not in given.several)  # pooled keys
+            or (alone and call.keys < call.queries and call.queries in positions_of(given.shapes[name], call.rows))
             or call.module in chunked
-            or of_part((call.rows, call.queries, call.keys), given.shapes.get(name), given.length)
+            or name in given.padded
+            or of_part((call.rows, call.queries, call.keys), given.shapes.get(name), given.length, call.heads)
             or _reads_windowed_cache(model, call)
         )
 
@@ -92,14 +100,25 @@ def _in_chunks(calls: Iterable[Seen], length: int | None) -> set[str]:
     }
 
 
-def of_part(call: tuple[int, int, int], given: torch.Size | None, length: int | None) -> bool:
+def positions_of(given: torch.Size, rows: int) -> tuple[int, ...]:
+    """How many positions hidden states of a shape may have: (B, T, D) or (T, B, D), (B, H, W, D) or (B, D, H, W)."""
+    if len(given) == 4:
+        return given[1] * given[2], given[2] * given[3]
+    return tuple(size for other, size in ((given[0], given[1]), (given[1], given[0])) if other == rows)
+
+
+def of_part(call: tuple[int, int, int], given: torch.Size | None, length: int | None, heads: int | None = None) -> bool:
     """Whether a module that gets (B, T, D) attends from fewer than T positions to as many, in a window or among
     channels, or pads its positions to a whole window of more. `call`: numbers of rows, queries and keys. `length`:
-    positions of a whole sequence; a module may get several streams of them.
+    positions of a whole sequence; a module may get several streams of them. So does one that gets a picture, of four
+    axes, unless these are its queries, of so many `heads`.
 
     False where it gets channels first (B, D, T) or positions first (T, B, D): these sizes do not show it.
     """
     rows, queries, keys = call
+    if given is not None and len(given) == 4:
+        own = (*positions_of(given, rows), length, given[2] if given[1] == heads else None)
+        return queries == keys and queries not in own
     if given is None or queries != keys or queries in (given[2], length) or tuple(given[:2]) == (queries, rows):
         return False
     return given[1] not in (1, queries)
@@ -117,19 +136,22 @@ class Keys:
     value: Tensor | None = None
 
 
-def in_pieces(calls: Iterable[Keys]) -> set[str]:
+def in_pieces(calls: Iterable[Keys], alone: Mapping[str, int]) -> set[str]:
     """Modules that compute the rows of one map in several calls: the queries of all are as many as the keys of the
-    longest, and each other one has the first of these keys."""
+    longest, and each other one has the first of these keys. `alone`: calls of one query that were not kept."""
     pieces = defaultdict[str, list[Keys]](list)
     for call in calls:
         pieces[call.module].append(call)
-    return {module for module, own in pieces.items() if len(own) > 1 and _one_map(own)}
+    return {module for module, own in pieces.items() if len(own) > 1 and _one_map(own, alone.get(module, 0))}
 
 
-def _one_map(pieces: list[Keys]) -> bool:
+def _one_map(pieces: list[Keys], alone: int) -> bool:
     keys = [piece.key for piece in pieces if piece.key is not None]
     longest = max(keys, key=lambda key: key.shape[2], default=None)
-    if longest is None or len(keys) < len(pieces) or sum(piece.queries for piece in pieces) != longest.shape[2]:
+    if longest is None or len(keys) < len(pieces):
+        return False
+    queries = sum(piece.queries for piece in pieces)
+    if longest.shape[2] not in (queries, queries + alone):
         return False
     return all(torch.equal(key, longest[:, :, : key.shape[2]]) for key in keys)
 
@@ -179,8 +201,10 @@ def hidden_states(model: nn.Module) -> Iterator[Given]:
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = hidden_given(args, kwargs)
-            if isinstance(hidden, Tensor) and hidden.dim() == 3:
+            if isinstance(hidden, Tensor) and hidden.dim() in (3, 4):
                 found.shapes[call_name(name, found.calls[name])] = hidden.shape
+            if given_several(args, kwargs):
+                found.several.add(call_name(name, found.calls[name]))
             found.calls[name] += 1
 
         return hook

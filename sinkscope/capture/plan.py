@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
-from sinkscope.capture.inline.calls import InlineCall, SdpaCall
+from sinkscope.capture.inline.calls import InlineCall, SdpaCall, told_by_products
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
 from sinkscope.capture.kernels.attend import TORCH, kernel_of, read
@@ -137,6 +137,7 @@ class _Kept:
     def __init__(self, model: nn.Module, known: Mapping[str, Places]) -> None:
         self.seen: list[Seen] = []
         self.keys: list[Keys] = []
+        self._counts = Counter[str]()
         self._learned = LearnedKeys(model, known)
 
     @property
@@ -160,7 +161,8 @@ class _Kept:
         key, value = (None if each is None or each.is_meta else each for each in (call.key, call.value))
         self.keys.append(Keys(module, call.lengths[0], key, onward, value))
         if record is not None:
-            self.seen.append(record)
+            self.seen.append(replace(record, number=self._counts[module]))
+        self._counts[module] += 1
 
 
 def _dry_run(
@@ -197,7 +199,7 @@ def _dry_run(
             whole_map = found.unfolded(found.seen.probabilities.shape[-3])
             readers.attended(found.module, whole_map.output)
             maps = kept.of_tokens(found.module, whole_map)
-            kept.keep(_seen_map(model, found.module, maps), found.module, maps, goes_on(maps.probabilities))
+            kept.keep(_seen_map(model, found, maps), found.module, maps, goes_on(maps.probabilities))
 
     watch, readers = InlineWatch(inline, model), OutputReaders(model)
     with (
@@ -213,7 +215,9 @@ def _dry_run(
         watch.flush()
     seen, keys = kept.seen, kept.keys
     unmatched = {module for module, count in watch.unmatched.items() if count > 0}
-    parts = watch.split | in_pieces(keys) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
+    parts = (
+        watch.split | in_pieces(keys, {}) | no_maps(model, dict(zip(_names(seen), seen, strict=True)), unmatched, given)
+    )
     whole = [
         replace(
             record, projects=None if record.module in told else partial(readers.projection, record.module),
@@ -233,7 +237,7 @@ def _names(seen: list[Seen]) -> Iterator[str]:
     """The name of each call, as its site's."""
     calls: Counter[str] = Counter()
     for record in seen:
-        yield call_name(record.module, calls[record.module])
+        yield call_name(record.module, calls[record.module] if record.number is None else record.number)
         calls[record.module] += 1
 
 
@@ -275,14 +279,16 @@ def _seen(module: str, call: AttentionCall, path: str, window: int | None) -> Se
     )
 
 
-def _seen_map(model: nn.Module, module: str, seen: AttentionMap) -> Seen | None:
+def _seen_map(model: nn.Module, found: InlineCall, seen: AttentionMap) -> Seen | None:
     """The record of an inline call. None where its softmax is not taken for attention: it has one query, or a head
-    count that the model does not name, or, where the model names none, unequal numbers of queries and keys."""
+    count that the model does not name, or, where the model names none, unequal numbers of queries and keys, unless its
+    products tell."""
+    module = found.module
     rows, heads, queries, keys = seen.probabilities.shape
     counts = head_counts(model, module)
     if seen.squares and config_alone_counts(model, module):
         counts = set()
-    if queries < 2 or (heads not in counts if counts else queries != keys):
+    if queries < 2 or (heads not in counts if counts else queries != keys and not told_by_products(found)):
         return None
     return Seen(
         module=module,
@@ -320,7 +326,7 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 stream=stream,
                 layer=layer,
                 module=record.module,
-                call=calls[record.module],
+                call=calls[record.module] if record.number is None else record.number,
                 kind=kind_of(
                     model.get_submodule(record.module), record.window, stream == "cross", record.causal, layer
                 ),

@@ -97,7 +97,16 @@ class Site:
 # Layer numbers come from the module tree, never from `layer_idx`, which several modules may share.
 
 
-CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
+CROSS_NAMES = (
+    "encoder_attn",
+    "encdecattention",
+    "crossattention",
+    "cross_attn",
+    "cross_attention",
+    "src_attn",
+    "enc_dec_attn",
+    "crossattn",
+)
 HEAD_COUNTS = (
     "num_heads",
     "num_attention_heads",

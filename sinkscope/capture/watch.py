@@ -207,6 +207,11 @@ class Capture:
         """The site of the next call of a module. Raises SinkscopeError where it is no whole map of each sequence,
         NotTogether where it holds fewer sequences than the batch."""
         site, sequences = self._by_call.get((path, self._calls[path])), self._sequences
+        if site is None and lengths[0] == 1:
+            raise SinkscopeError(
+                f"attention module {path!r} attends from one position in some of its calls, which is not read: watch "
+                "the model, which leaves out such calls alone"
+            )
         if site is None or (sequences is not None and rows < sequences):
             raise NotTogether(
                 f"attention module {path!r} was called more often than in the dry run: if for one sequence after "

@@ -84,6 +84,8 @@ def _einsum(equation: str, operands: Any, result: Tensor, of_map: bool) -> Produ
         return None
     if heads and (len(shared) not in (1, 2) or first[0] != shared[0] or second[0] != shared[0]):
         return None
+    if heads and len(shared) == 2 and any(term.index(heads[0]) < term.index(shared[1]) for term in (first, out)):
+        return None  # its heads are numbered in another order
 
     def axes(tensor: Tensor, names: str, order: list[str]) -> Tensor:
         return tensor.permute([names.index(index) for index in order])
@@ -234,10 +236,16 @@ def turned_fold(name: str, known: bool) -> str:
     return f"{name} {why}: several sequences at once are not read; give one at a time"
 
 
-def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain: bool) -> AttentionMap | None:
+def told_by_products(call: InlineCall) -> bool:
+    """Whether a map's own products show that it is attention: of q and k, with heads in an axis of their own, and with
+    values."""
+    return not call.folded and call.seen.query is not None and call.seen.value is not None
+
+
+def map_of(logits: Tensor, product: Product, products: frozenset[Product]) -> AttentionMap | None:
     """The map and the tensors around it, with the same leading axes; None where probabilities and logits do not fit.
 
-    `product` is map @ values, `products` are those that formed the logits; `plain`: the map is the softmax of `logits`.
+    `product` is map @ values, `products` are those that formed the logits.
     """
     if product.left.dim() == 5:
         formed = next(iter(products)) if len(products) == 1 else None
@@ -264,7 +272,7 @@ def map_of(logits: Tensor, product: Product, products: frozenset[Product], plain
         output = output.transpose(1, 2)
     return AttentionMap(
         probabilities_fit,
-        logits_fit if plain else None,
+        logits_fit,
         query if key is not None else None,
         key if query is not None else None,
         fit(keys, product.right),
@@ -300,6 +308,8 @@ def sdpa_call(
     """The call of torch's `scaled_dot_product_attention`, whose parameters these are after `output`. Tensors of five
     axes are those of grouped queries."""
     scaling = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    if key.dim() == query.dim() and key.shape[0] == 1 < query.shape[0]:  # all sequences read one text
+        key, value = (tensor.expand(len(query), *tensor.shape[1:]) for tensor in (key, value))
     if query.dim() == 5:
         rows = query.shape[2]
         tensors = query, key, value, output

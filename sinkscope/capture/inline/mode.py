@@ -52,7 +52,6 @@ class _Softmax:
 
     Attributes:
         products: the matrix products that formed the softmax's logits.
-        plain: the tensor still has the softmax's values.
         straight: the tensor's last axes are still (query, key).
         matched: filled once a tensor of this softmax was multiplied with values; all its tensors share this list.
         kept: the probabilities before dropout, in a pass that trains; None where nothing was dropped.
@@ -62,7 +61,6 @@ class _Softmax:
     module: str
     logits: Tensor
     products: frozenset[Product]
-    plain: bool = True
     straight: bool = True
     matched: list[bool] = field(default_factory=list)
     kept: Tensor | None = None
@@ -232,7 +230,7 @@ class InlineWatch(TorchFunctionMode):
             dropped = left.kept is not None
             if left.kept is not None:
                 product = replace(product, left=left.kept.view_as(product.left))
-            seen = map_of(left.logits, product, left.products, left.plain)
+            seen = map_of(left.logits, product, left.products)
             if seen is not None:
                 left.matched.append(True)
                 if not left.products:
@@ -270,7 +268,6 @@ def _derived(softmaxes: list[_Softmax], name: str) -> _Softmax:
     same = all(softmax.matched is first.matched for softmax in softmaxes)
     return replace(
         first,
-        plain=first.plain and same and name in SAME_VALUES,
         straight=first.straight and same and name not in TURNED,
     )
 

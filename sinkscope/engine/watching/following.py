@@ -57,7 +57,7 @@ class Follower:
         limit: int | None, until: int | None, label: str, anywhere: bool = False,
     ) -> None:  # fmt: skip
         along = partial(cache_changes, self._changed), partial(text_ends, self._ends_by)
-        self.listener = Listener(model, self._wants, self._ended, self._leave_out, along, anywhere)
+        self.listener = Listener(model, self._wants, self._ended, self.leave_out, along, anywhere)
         self._model, self._first, self._measure = model, begin, measure
         self._every, self._limit, self._until = every, limit, until
         self.reset(label)
@@ -129,7 +129,7 @@ class Follower:
             joined.move(rows)
         if len(order) < before:
             for _ in range(before - len({*order})):
-                self._leave_out(LEFT)
+                self.leave_out(LEFT)
 
     def _begins(self, now: Pass) -> bool:
         """Whether a pass that goes on over no cache that is open begins sequences that are wanted. It ends those that
@@ -164,7 +164,7 @@ class Follower:
             entry = self._open.get(id(cache))
             if entry is None or entry[0]() is not cache:
                 if self._every == 1 and not self._full:
-                    self._leave_out(f"{outside} was not read")
+                    self.leave_out(f"{outside} was not read")
                 return False, None
             joined = self._end_long(id(cache), before)
             return joined is not None, joined
@@ -236,9 +236,9 @@ class Follower:
             self.begun -= 1  # a pass without attention, such as an embedding alone
             self.without_attention = True
             if now.over_cache is not None:
-                self._leave_out(not_followed(*now.over_cache))
+                self.leave_out(not_followed(*now.over_cache))
             elif now.unmatched:
-                self._leave_out(not_read(now.unmatched))
+                self.leave_out(not_read(now.unmatched))
             return
         try:
             with undisturbing():
@@ -256,7 +256,7 @@ class Follower:
                     self.measured += now.batch or 1
                     self._begin(now.cache, joined)
         except Exception as error:  # whatever it is, the pass is somebody else's and goes on
-            self._leave_out(in_one_line(error))
+            self.leave_out(in_one_line(error))
             self._forget(now)
         now.cache = now.keeps = now.resumes = None  # its end is the sequence's: nothing here keeps it alive
         self.seconds += time.perf_counter() - began
@@ -265,11 +265,11 @@ class Follower:
         """Measures the sequences that a pass goes on with up to the pass before, since it raised an error; none where
         they began with it."""
         if joined is not None and joined.length and now.cache is not None:
-            self._leave_out(f"{BROKEN}: its sequences are measured up to the pass before")
+            self.leave_out(f"{BROKEN}: its sequences are measured up to the pass before")
             self._begin(now.cache, None)  # which closes them
             return
         if now.heard:
-            self._leave_out(f"{BROKEN}: its sequences were left out")
+            self.leave_out(f"{BROKEN}: its sequences were left out")
         self._forget(now)
 
     def _changed(self, cache: Any, what: Tensor | int) -> None:
@@ -284,7 +284,7 @@ class Follower:
                 else:
                     joined.move(what.detach().clone())
         except Exception as error:  # whatever it is, the cache is somebody else's and goes on
-            self._leave_out(in_one_line(error))
+            self.leave_out(in_one_line(error))
             self._give_up(id(cache))
 
     def _ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
@@ -314,7 +314,8 @@ class Follower:
             self.measured -= joined.passes[0].batch or 1
         self._open[key] = cache, None, label
 
-    def _leave_out(self, why: str) -> None:
+    def leave_out(self, why: str) -> None:
+        """Notes why sequences, or calls of theirs, are not measured, and warns of it the first time."""
         if why not in self.reasons:
             with suppress(Warning):  # where warnings are errors
                 warnings.warn(f"sinkscope: {why}", stacklevel=2)
@@ -344,7 +345,7 @@ class Follower:
             elif missed is not None and cache is not None:
                 self._begin(cache, None)
             if self._every == 1 and not self._full:
-                self._leave_out(MISSED)
+                self.leave_out(MISSED)
 
     def _close(self, key: int) -> None:
         _, joined, label = self._open.pop(key, (None, None, ""))
@@ -356,7 +357,7 @@ class Follower:
             with undisturbing():
                 self._measure_now(joined, label)
         except Exception as error:  # whatever it is, the pass is somebody else's and goes on
-            self._leave_out(in_one_line(error))
+            self.leave_out(in_one_line(error))
         self.seconds += time.perf_counter() - began
 
     def _measure_now(self, joined: Joined, label: str) -> None:

@@ -61,7 +61,8 @@ class Sequences:
 
     `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
     each sequence was given; None where the ids tell all. `unseen`: how many sequences have a position that no query
-    may see. `like_padding`: how many begin or end with a token with which programs pad, without a mask.
+    may see. `like_padding`: how many begin or end with a token with which programs pad, without a mask. `pooled`:
+    modules that attended from one position alone, and were not read.
     """
 
     calls: Calls
@@ -73,6 +74,7 @@ class Sequences:
     parts: Parts
     unseen: int
     like_padding: int
+    pooled: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -105,14 +107,16 @@ class Measurer:
         SinkscopeError where it cannot be read rightly.
         """
         every = joined.wholes()
-        pieces = in_pieces(Keys(whole.heard.module, whole.queries, whole.key) for whole in every)
+        kept = [Keys(whole.heard.module, whole.queries, whole.key) for whole in every]
+        pieces = in_pieces(kept, joined.passes[0].pooled)
         wholes = [whole for whole in every if whole.queries > 1]
+        unread = joined.passes[0].unmatched | joined.passes[0].split
+        if not wholes and unread:
+            raise SinkscopeError(not_read(unread))
         if joined.passes[0].cache is None:
             own = [whole for whole in wholes or every if whole.heard.module not in pieces]
             _check_cache(own, {joined.length, joined.passes[0].second})
         if not wholes:
-            if unread := joined.passes[0].unmatched | joined.passes[0].split:
-                raise SinkscopeError(not_read(unread))
             return None
         rows = _rows(joined, wholes)
         apart = self._apart(joined, wholes, rows)
@@ -123,7 +127,9 @@ class Measurer:
         read = [whole for whole in wholes if whole.heard.name in calls.sites]
         padding, spans = (Padding(), None) if signals else joined.padding(read)
         cuts = self._cuts(padding, read, calls)
-        length = max(whole.queries for whole in read) if signals else joined.length
+        length = joined.length
+        if signals or all(whole.queries != length for whole in read):
+            length = max(whole.queries for whole in read)
         lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
         if min(lengths) < 2:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
@@ -132,8 +138,9 @@ class Measurer:
         untold = spans is None and not padding.sides
         alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
         return Sequences(
-            calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike
-        )
+            calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike,
+            _pooled(joined.passes[0], every),
+        )  # fmt: skip
 
     def _measured(
         self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int,
@@ -206,6 +213,8 @@ class Measurer:
         self.compared.add(name)
         for row, span in rows:
             output, model = ours[row, span].float(), theirs[row, span].float()
+            if not bool(model.isfinite().all()):
+                raise SinkscopeError(f"{shown_name(name)} gives NaN or infinity: the sequence was left out")
             size = model.norm(dim=-1)
             difference = float(((output - model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
             if not difference <= self.worst[0]:
@@ -222,7 +231,9 @@ class Measurer:
         They are found once for all passes that make the same calls.
         """
         first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
-        given = Given(rows, first.second, first.hidden_shapes if len(joined.passes) == 1 else {})
+        given = Given(rows, first.second)
+        if len(joined.passes) == 1:
+            given = Given(rows, first.second, first.hidden_shapes, first.several, first.padded_windows)
         named = {whole.heard.name: call for whole, call in zip(wholes, seen, strict=True)}
         parts = frozenset(first.split | pieces | no_maps(self.model, named, first.unmatched, given))
         names = tuple(
@@ -288,6 +299,18 @@ def _kept_apart(texts: Tensor, seen_by: Tensor, causal: bool) -> bool:
     seen = seen_by.amax(1)[:, :-1]  # of the last token of a text, if the next one begins behind it
     own = 1 if causal else torch.arange(1, texts.shape[1], device=seen.device)
     return bool((texts[:, 1:].to(seen.device) & (seen <= own)).any())  # layers may be on several devices
+
+
+def _pooled(now: Pass, every: list[Whole]) -> frozenset[str]:
+    """The modules that attended from one position alone in a pass that no other one goes on with."""
+    if now.cache is not None:
+        return frozenset()
+    return frozenset({*now.pooled} | {whole.heard.module for whole in every if whole.queries == 1})
+
+
+def from_one(modules: Iterable[str]) -> str:
+    """What is said of modules that attended from one position alone, as a class token's pooling does."""
+    return f"attention from one position alone was not read: {', '.join(map(shown_name, sorted(modules)))}"
 
 
 def not_read(modules: Iterable[str]) -> str:
@@ -376,6 +399,7 @@ def _seen(whole: Whole) -> Seen:
         kernel=None if call is None else (kernel_of(call) or TORCH),
         projects=lambda named: heard.projection,
         alone=lambda: heard.alone,
+        number=heard.number,
     )
 
 

@@ -18,7 +18,7 @@ from sinkscope.checkpoints import wrap_running
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.following import Follower
-from sinkscope.engine.watching.measured import Measurer, Sequences
+from sinkscope.engine.watching.measured import Measurer, Sequences, from_one
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
@@ -157,6 +157,8 @@ class Watch:
         heap = self._heaps.get(label) or Heap(lambda: GrowingRecord(self._quantities))
         sequences = self._measurer.measure(joined, heap.count, signals)
         if sequences is not None:
+            if sequences.pooled:
+                self._follower.leave_out(from_one(sequences.pooled))
             heap.add(sequences)
             self._heaps[label] = heap
         return sequences
