@@ -96,7 +96,7 @@ def _does_nothing(module: nn.Module) -> bool:
 
 
 def _reads(module: nn.Module, width: int) -> bool:
-    for name in ("in_features", "nx"):
+    for name in ("in_features", "infeatures", "nx"):
         if hasattr(module, name):
             return bool(getattr(module, name) == width)
     weight = getattr(module, "weight", None)
@@ -136,9 +136,9 @@ def _by_cholesky(slices: Float[Tensor, "head out dim"]) -> Float[Tensor, "head r
 def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out width"]:
     """The projection's weight W, (out, width). Under --tp these are the columns of this process's heads.
 
-    A plain matrix is read from the weight of a layer that only multiplies by it. Any other layer is applied to the
-    identity: its weight is packed or quantised (8-bit floats have their scales apart), or is only a part of what it
-    does, as beside an adapter.
+    A plain matrix is read from the weight of a layer that only multiplies by it, and so is one whose tensor knows its
+    numbers (`dequantize` of torchao and optimum-quanto). Any other layer is applied to the identity: its weight is
+    packed or quantised (8-bit floats have their scales apart), or is only a part of what it does, as beside an adapter.
     """
     projection = _asked(projection)
     with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
@@ -148,6 +148,8 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
                 return weight.detach()
             if type(projection).forward is conv1d().forward:
                 return weight.detach().mT
+        if (known := _dequantized(projection, weight, width)) is not None:
+            return known
     projection = _asked(projection, applied=True)
     with torch.no_grad(), quiet_logs():  # not in each pass: a changed level empties every logger's cache
         eye = torch.eye(width, **_home(projection, width))
@@ -155,6 +157,19 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
         if nothing.isfinite().all():
             return (_applied(projection, eye) - nothing).mT
         return (_applied(projection, eye) - _applied(projection, -eye)).mT / 2
+
+
+def _dequantized(projection: nn.Module, weight: Any, width: int) -> Tensor | None:
+    """The numbers of a quantised weight whose tensor knows them, in a layer that only multiplies by it: what this
+    layer reads may be cut to a range that a calibration set, in which an identity does not lie. None for another."""
+    multiplies = type(projection).forward is nn.Linear.forward or hasattr(projection, "weight_qtype")
+    if not multiplies or not isinstance(weight, Tensor) or type(weight).dequantize is Tensor.dequantize:
+        return None
+    with torch.no_grad(), suppress(RuntimeError, NotImplementedError, AttributeError):
+        numbers = weight.dequantize()
+        if type(numbers) is Tensor and numbers.is_floating_point() and numbers.shape[1:] == (width,):
+            return numbers
+    return None
 
 
 def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
@@ -203,7 +218,7 @@ def is_linear(module: nn.Module) -> bool:
     """
     if isinstance(module, linear_kinds()):
         return True
-    numbers = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    numbers = _features(module)
     coded = all(isinstance(number, int) for number in numbers) and holds_codes(module)
     return coded and not any(is_linear(inner) for inner in module.children())
 
@@ -232,7 +247,17 @@ def widths(linear: nn.Module) -> tuple[int, int]:
     if isinstance(linear, conv1d()):
         inputs, outputs = linear.get_parameter("weight").shape
         return inputs, outputs
-    return linear.in_features, linear.out_features  # type: ignore[return-value]
+    inputs, outputs = _features(linear)
+    return int(inputs), int(outputs)
+
+
+def _features(linear: nn.Module) -> tuple[Any, Any]:
+    """Numbers of inputs and outputs as a layer names them, AutoRound's without an underscore; None where it names
+    none."""
+    inputs, outputs = (
+        getattr(linear, f"{side}_features", getattr(linear, f"{side}features", None)) for side in ("in", "out")
+    )
+    return inputs, outputs
 
 
 def _home(projection: nn.Module, width: int) -> dict[str, Any]:

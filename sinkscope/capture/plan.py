@@ -156,13 +156,17 @@ class _Kept:
             raise SinkscopeError(not_read(module, "some of its calls have them, and some have not"))
         return found
 
-    def keep(self, record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False) -> None:
-        """Keeps a call, and its record where it is a whole map."""
+    def keep(
+        self, record: Seen | None, module: str, call: AttentionCall | AttentionMap, onward: bool = False,
+        counted: bool = True,
+    ) -> None:  # fmt: skip
+        """Keeps a call, and its record where it is a whole map. `counted`: it has a number also where it is none."""
         key, value = (None if each is None or each.is_meta else each for each in (call.key, call.value))
         self.keys.append(Keys(module, call.lengths[0], key, onward, value))
         if record is not None:
             self.seen.append(replace(record, number=self._counts[module]))
-        self._counts[module] += 1
+        if record is not None or counted:
+            self._counts[module] += 1
 
 
 def _dry_run(
@@ -183,7 +187,8 @@ def _dry_run(
             record = _seen(names[module], call, INTERFACE, window_of(call.mask, module))
             if call.over_layers(given.length, stream_width(model)):
                 aside.add(names[module])
-            kept.keep(record if call.of_positions and names[module] not in aside else None, names[module], call)
+            whole = record if call.of_positions and names[module] not in aside else None
+            kept.keep(whole, names[module], call, counted=False)
             return output
 
     def inline(found: InlineCall | SdpaCall) -> None:

@@ -65,7 +65,7 @@ class Cut:
             if batch != sequences or size != length:
                 raise SinkscopeError(
                     f"{shown_name(name)} has {batch} x {size} {what} for {sequences} padded sequences of {length}: "
-                    "padding cannot be told from text there; give sequences of equal length"
+                    "padding cannot be told from text there; give sequences of equal length, or no attention mask"
                 )
 
     def rows(self, size: int, side: str = "queries") -> slice:

@@ -18,14 +18,15 @@ from sinkscope.errors import SinkscopeError, all_lines
 def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The model, without its head unless `head`, and transformers' report on its loading.
 
-    Where transformers' headless class cannot be loaded, it is the base of the class that the checkpoint names: some
-    quantised weights are converted by the names that they have there. A checkpoint that brings code of its own, which
-    may run, is loaded by that code or not at all: transformers' class of the same name would compute something else.
-    Raises what the first class raised where none can be loaded.
+    Where transformers' headless class cannot be loaded, or lacks weights of a quantised checkpoint, it is the base of
+    the class that the checkpoint names: some quantised weights are converted by the names that they have there. A
+    checkpoint that brings code of its own, which may run, is loaded by that code or not at all: transformers' class of
+    the same name would compute something else. Raises what the first class raised where none can be loaded.
     """
     from transformers import AutoModel
 
     failure: Exception | None = None
+    lacking: tuple[nn.Module, dict[str, Any]] | None = None
     own = _own_classes(config) if arguments["trust_remote_code"] else {}
     for family in _families(source.name, config, head, own):
         try:
@@ -37,7 +38,12 @@ def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any])
             failure = failure or error.with_traceback(None)  # whose frames hold the weights
             continue
         whole = head or (family is AutoModel and not _runs_its_parts(type(model)))
-        return (model, report) if whole else _base_of(model, report)
+        loaded = (model, report) if whole else _base_of(model, report)
+        if not loaded[1]["missing_keys"] or getattr(config, "quantization_config", None) is None:
+            return loaded
+        lacking = lacking or loaded
+    if lacking is not None:
+        return lacking
     assert failure is not None  # there is at least one class
     if own and base_class(config) is not None:
         raise SinkscopeError(

@@ -156,6 +156,8 @@ def chosen_metrics(runs: list[Run], wanted: list[str]) -> list[str]:
             continue
         if any(name in names for names in sets):
             raise SinkscopeError(f"metric {name!r}: not measured in all of the runs")
+        if any(name in table.columns for run in runs for table in (run.heads, run.layers)):
+            raise SinkscopeError(f"metric {name!r} has no value in these runs, or none for a single sequence")
         raise SinkscopeError(f"unknown metric {name!r}; `sinkscope metrics` lists them{near_column(name, shared)}")
     return list(dict.fromkeys(wanted))
 

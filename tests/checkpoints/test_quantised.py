@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
 import sinkscope
-from sinkscope.capture.output_projection import projection_bias, projection_weight, quantiser
+from sinkscope.capture.output_projection import is_linear, projection_bias, projection_weight, quantiser, widths
 from sinkscope.capture.private_doors import BITNET
-from sinkscope.checkpoints import LoadOptions, open_checkpoint
+from sinkscope.checkpoints import LoadOptions, classes, open_checkpoint
 from sinkscope.checkpoints.checks import check_finite
+from sinkscope.checkpoints.sources import Source
 from sinkscope.engine.self_check import DENSE
 from sinkscope.errors import SinkscopeError
 from sinkscope.present.terminal.comparison import render_comparison
@@ -353,6 +355,53 @@ def test_where_the_headless_class_fails_the_named_one_is_loaded(tiny_folder: Pat
     save_file({key: each for key, each in weights.items() if key != absent}, folder / "model.safetensors")
     with pytest.raises(SinkscopeError, match=r"lacks weights that LlamaModel needs: layers\.1\.mlp\.up_proj\.weight$"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(("quantised", "loaded"), [(True, 1), (False, 0)])
+def test_where_one_class_lacks_weights_of_a_quantised_folder_the_next_is_loaded(
+    quantised: bool, loaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AutoRound's layers have the names that they have in the whole model."""
+    models = [nn.Linear(1, 1), nn.Linear(1, 1)]
+
+    def family(place: int) -> Any:
+        missing = {"layers.0.mlp.up_proj.qweight"} if place == 0 else set()
+        return SimpleNamespace(from_pretrained=lambda *_, **__: (models[place], {"missing_keys": missing}))
+
+    monkeypatch.setattr(classes, "_families", lambda *_: [family(0), family(1)])
+    config = SimpleNamespace(quantization_config={"quant_method": "auto-round"} if quantised else None)
+    model, _ = classes.of_class(Source("it", "it"), config, True, {"trust_remote_code": False})
+    assert model is models[loaded]
+
+
+def test_a_quantised_weight_that_knows_its_numbers_is_asked_for_them() -> None:
+    """An identity does not lie in the range that a calibration set for what the layer reads."""
+
+    class Coded(Tensor):
+        def dequantize(self) -> Tensor:
+            return self.as_subclass(Tensor) / 16
+
+    class Layer(nn.Linear):
+        weight_qtype = "int8"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(-0.25, 0.25) @ self.weight.dequantize().mT
+
+    layer, numbers = Layer(4, 3, bias=False), torch.arange(12.0).view(3, 4)
+    layer.weight = nn.Parameter(numbers.as_subclass(Coded), requires_grad=False)
+    assert torch.equal(projection_weight(layer, 4), numbers / 16)
+
+
+def test_features_without_an_underscore_are_those_of_a_linear_layer() -> None:
+    class Layer(nn.Module):
+        infeatures, outfeatures = 4, 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", torch.zeros(3, 4, dtype=torch.int8))
+
+    assert is_linear(Layer())
+    assert widths(Layer()) == (4, 3)
 
 
 @pytest.mark.usefixtures("headless_fails")

@@ -344,6 +344,14 @@ def test_what_one_run_lacks_is_left_out_of_the_default_and_told() -> None:
         compare(softmax, relu, metrics=["entropy"])
 
 
+def test_a_metric_without_a_value_is_not_unknown() -> None:
+    runs = scanned(), scanned()
+    for run in runs:
+        run.heads["switch_phi"] = np.nan
+    with pytest.raises(SinkscopeError, match="'switch_phi' has no value in these runs"):
+        compare(*runs, metrics=["switch_phi"])
+
+
 def test_unknown_metric() -> None:
     with pytest.raises(SinkscopeError, match="unknown metric 'bosmass'"):
         compare(scanned(), scanned(), metrics=["bosmass"])
