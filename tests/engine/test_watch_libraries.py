@@ -102,6 +102,102 @@ def test_timm_with_registers() -> None:
     assert_masses(run, maps)
 
 
+@contextmanager
+def queries_and_keys(count: int) -> Iterator[list[Tensor]]:
+    """Collects the float64 maps of torch's function, from its queries, its keys and their order."""
+    found: list[Tensor] = []
+
+    class Collect(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") == "scaled_dot_product_attention":
+                query, key, *_ = args
+                logits = query.double() @ key.double().repeat_interleave(query.shape[1] // key.shape[1], 1).mT
+                scale = (kwargs or {}).get("scale") or query.shape[-1] ** -0.5
+                later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+                found.append((logits * scale).masked_fill(later, -torch.inf).softmax(-1))
+            return func(*args, **(kwargs or {}))
+
+    with Collect():
+        yield found
+    assert len(found) == count
+
+
+def test_vit_pytorch() -> None:
+    """Its blocks are lists of two modules, and its attention has a norm inside."""
+    vit = library("vit_pytorch")
+    model = seeded(
+        lambda: vit.ViT(image_size=32, patch_size=8, num_classes=7, dim=32, depth=3, heads=4, mlp_dim=48, dim_head=8)
+    )
+    pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    run = read(model, lambda: model(pictures))
+    model.double()
+    given: list[Tensor] = []
+    for attention, mlp in model.transformer.layers:
+        attention.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+        mlp.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    with torch.no_grad(), softmaxes(3) as maps:
+        model(pictures.double())
+    assert_masses(run, maps)
+    norms = [stream[:, 0].norm(dim=-1).mean() for stream in given[::2]]
+    np.testing.assert_allclose(run.layers["norm_first"], norms, rtol=1e-5)
+    assert run.layers["avg_cos_output"].notna().tolist() == [True, True, False]
+
+
+def test_esm() -> None:
+    """Its own maps, in float64."""
+    esm = library("esm")
+    alphabet = esm.data.Alphabet.from_architecture("ESM-1b")
+    model = seeded(lambda: esm.model.esm2.ESM2(num_layers=2, embed_dim=32, attention_heads=4, alphabet=alphabet))
+    ids = torch.randint(4, 24, (3, 20), generator=torch.Generator().manual_seed(1))
+    run = read(model, lambda: model(ids)["logits"])
+    with torch.no_grad():
+        maps = model.double()(ids, need_head_weights=True)["attentions"]
+    assert_masses(run, [*maps.unbind(1)])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_whisper(fused: bool) -> None:
+    """OpenAI's, whose decoder reads the sound; its own maps are those of its path without torch's function."""
+    whisper = library("whisper").model
+    sizes = whisper.ModelDimensions(
+        n_mels=80, n_audio_ctx=24, n_audio_state=32, n_audio_head=4, n_audio_layer=2, n_vocab=61, n_text_ctx=32,
+        n_text_state=32, n_text_head=4, n_text_layer=2,
+    )  # fmt: skip
+    model = seeded(lambda: whisper.Whisper(sizes))
+    generator = torch.Generator().manual_seed(1)
+    sound, ids = torch.randn(2, 80, 48, generator=generator), torch.randint(61, (2, 20), generator=generator)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=generator)
+    with patched(whisper.MultiHeadAttention, use_sdpa=fused):
+        run = read(model, lambda: model(sound, ids))
+    with torch.no_grad(), patched(whisper.MultiHeadAttention, use_sdpa=False), softmaxes(6) as maps:
+        model(sound, ids)
+    assert_masses(run, [maps[0], maps[1], maps[2], maps[4]])
+    assert_masses(run, [maps[3], maps[5]], "cross")
+
+
+@contextmanager
+def patched(owner: Any, **values: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setattr(owner, name, value)
+        yield
+
+
+@pytest.mark.parametrize("family", ["Llama", "Pythia"])
+def test_litgpt(family: str) -> None:
+    """A pass, and a generation over its own cache."""
+    litgpt = library("litgpt")
+    options: dict[str, Any] = {"n_query_groups": 2, "norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP"}
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 61, "block_size": 64, "intermediate_size": 48}
+    model = seeded(lambda: litgpt.GPT(litgpt.Config(**sizes, **(options if family == "Llama" else {}))))
+    ids = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(1))
+    run = read(model, lambda: model(ids))
+    with torch.no_grad(), queries_and_keys(2) as maps:
+        model(ids)
+    assert_masses(run, maps)
+
+
 def test_transformer_lens(tmp_path: Path) -> None:
     """A bridge to a folder; its own patterns come from its cache of activations, in float64."""
     library("transformer_lens")

@@ -243,3 +243,21 @@ def test_a_projection_is_not_run_for_its_weight(layer: str) -> None:
         return [*values, getattr(model.first.proj, "seen", 0.0), float(torch.rand(1))]
 
     assert losses(True) == losses(False)
+
+
+def _turned(attention: OwnAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (value.mT @ _once_map(query, key).mT).mT
+
+
+def _once_map(query: Tensor, key: Tensor) -> Tensor:
+    return _windowed(query, key).softmax(-1)
+
+
+@pytest.mark.parametrize("read", ["watched", "scanned"])
+def test_a_layer_behind_one_that_is_not_read_is_read(read: str) -> None:
+    """What the first makes of its map reaches the second in the residual stream."""
+    ways = iter([_turned, _once])
+    model, ids = Writer(lambda: OwnAttention(next(ways))), ids_of()
+    run = watched(model, ids)[0] if read == "watched" else sinkscope.scan(model, data=ids)
+    assert run.layers["module"].tolist() == ["blocks.1.attn"]
+    assert run.manifest.warnings[0] == "attention that is no map of queries and keys was not read: blocks.0.attn"

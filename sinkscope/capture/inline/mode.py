@@ -199,8 +199,8 @@ class InlineWatch(TorchFunctionMode):
             self._multiplied(product, result)
         elif product is not None:
             self.tracked[result] = frozenset([product])
-        elif softmaxes and not softmaxes[0].products and not _still_holds(softmaxes[0], name, result):
-            pass  # a gate's softmax has reached the residual stream (experts, a router of heads)
+        elif softmaxes and not _still_holds(softmaxes[0], name, result):
+            pass  # a gate's softmax (experts, a router of heads) or a mean of values has reached the residual stream
         elif softmaxes and (name in SAME_VALUES | TURNED or not softmaxes[0].mixed):
             self.tracked[result] = _derived(softmaxes, name)
             if name == "dropout" and _drops(args, kwargs):
@@ -242,8 +242,8 @@ class InlineWatch(TorchFunctionMode):
 
 
 def _still_holds(softmax: _Softmax, name: str, result: Tensor) -> bool:
-    """Whether what a function makes of a softmax still may be its map: it has its axes of queries and keys, and no
-    layer has read it."""
+    """Whether what a function makes of a softmax still may be its map: it has its axes of queries and keys, and, where
+    no product formed it, no layer has read it."""
     if name in SAME_VALUES | TURNED:
         return True
     left = [*result.shape]
@@ -251,7 +251,7 @@ def _still_holds(softmax: _Softmax, name: str, result: Tensor) -> bool:
         if size not in left:
             return False
         left.remove(size)
-    return name != "linear"
+    return name != "linear" or bool(softmax.products)
 
 
 def _of_channels(softmax: _Softmax, product: Product, right: object) -> bool:
