@@ -209,7 +209,7 @@ def _without_projection(sites: list[Site]) -> list[str]:
 
 def _without_block(sites: list[Site]) -> list[str]:
     """A warning that names the first attention call whose block was not found, if there is one."""
-    names = [site.name for site in sites if site.block is None]
+    names = [site.name for site in sites if site.block is None and not site.cross]
     if not names:
         return []
     calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
