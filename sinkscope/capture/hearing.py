@@ -212,15 +212,7 @@ class CallHearing:
         told = counts or told_by_products(found)
         oblong = not told and queries != keys and not counts_up(seen.probabilities, 1)
         if self.now.cache is None and (pools or oblong):
-            if found.module not in self._oblong and goes_on(seen.probabilities):
-                self.now.over_cache = name, queries
-            if queries > 1:
-                self._oblong.add(found.module)
-                if self.now.over_cache is None:
-                    self.now.split.add(found.module)
-            else:
-                self.now.pooled[found.module] += 1
-                self.now.counts[found.module] += 1
+            self._pass_over(self.now, found.module, name, seen)
             return
         place = self._place(found.module, queries != keys)
         among = {place} | {self._place(call.module, call.queries != call.keys) for call in self.now.heard}
@@ -238,6 +230,19 @@ class CallHearing:
         heard = self._keep(found.module, INLINE, None, seen.output, found.dropped, found.feeds_projection, seen=seen)
         heard.parts, heard.among, heard.folded = parts, frozenset(among), self._may_be_turned(found, heard)
         heard.of_tokens = seen.of_tokens
+
+    def _pass_over(self, now: Pass, module: str, name: str, seen: AttentionMap) -> None:
+        """Notes a map that is not kept: it has one query, or no equal numbers of queries and keys."""
+        queries = seen.lengths[0]
+        if module not in self._oblong and goes_on(seen.probabilities):
+            now.over_cache = name, queries
+        if queries == 1:
+            now.pooled[module] += 1
+            now.counts[module] += 1
+            return
+        self._oblong.add(module)
+        if now.over_cache is None:
+            now.split.add(module)
 
     def _resume(self, module: str, record: AttentionCall | AttentionMap, queries: int, ends: Callable[[], int]) -> None:
         """Asks whether the pass goes on over a cache of the model's own; see Pass."""

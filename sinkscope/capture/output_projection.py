@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.hooks import forwards_only, unheard
 from sinkscope.capture.precision import has_float64
-from sinkscope.capture.private_doors import conv1d, is_bitnet, linear_kinds
+from sinkscope.capture.private_doors import conv1d, execution_devices, is_bitnet, linear_kinds
 from sinkscope.capture.quiet_logs import quiet_logs
 
 NAMES = (
@@ -278,8 +278,11 @@ def _home(projection: nn.Module, width: int) -> dict[str, Any]:
 def _asked(projection: nn.Module, applied: bool = False) -> nn.Module:
     """The layer to ask for its weight: in somebody else's program a copy in eval mode of one that might change, since
     what it does for us would count as a pass: dropout takes random numbers, a calibration sees the identity, a
-    spectral norm takes a step. `applied`: it is to be applied, not its weight read."""
-    if measuring() or not (applied or is_parametrized(projection)):
+    spectral norm takes a step. `applied`: it is to be applied, not its weight read.
+
+    A layer that accelerate moves between devices is asked itself: its hook would copy the weights of the whole model.
+    """
+    if measuring() or not (applied or is_parametrized(projection)) or [*execution_devices(projection)]:
         return projection
     with suppress(RuntimeError, TypeError):  # a layer may hold what cannot be copied
         return deepcopy(projection).eval()

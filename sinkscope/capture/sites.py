@@ -158,11 +158,11 @@ def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tup
     The block is a child of the innermost ModuleList whose children all hold attention, of such an nn.Sequential, or of
     such a ModuleDict by numbered names (`layer_0`). Where there is none (the layers of a hybrid model, T5's list of
     sub-layers), it is a child of the outermost ModuleList. A module in no ModuleList is in one of several numbered
-    attributes (`block1`, `block2`) that all hold attention; None where there are none.
+    attributes (`block1`, `block2`) that all hold attention; None where there are none. Lists of branches come last.
     """
     paths = list(attention_paths)
     parts = path.split(".")
-    outermost = attribute = None
+    branch = outermost = attribute = None
     for depth in range(len(parts) - 1, -1, -1):
         parent = ".".join(parts[:depth])
         holder = model.get_submodule(parent)
@@ -173,17 +173,23 @@ def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tup
         block = ".".join(parts[: depth + 1]), place
         children = [f"{parent}.{name}".removeprefix(".") for name in row]
         if all(any(_under(p, child) and p != child for p in paths) for child in children):
-            if is_list(holder):
+            if is_list(holder) and not parent.endswith(BRANCHES):
                 return block
+            branch = branch or (block if is_list(holder) else None)
             attribute = attribute or block
         if isinstance(holder, nn.ModuleList):
             outermost = block
-    return outermost or attribute
+    return branch or outermost or attribute
 
 
 def is_torch_attention(model: nn.Module, path: str) -> bool:
     """Whether a module is torch's own attention, which applies its output projection itself."""
     return isinstance(model.get_submodule(path), nn.MultiheadAttention)
+
+
+BRANCHES = (".attns", ".attentions")
+"""Ends of the paths of lists whose members stand side by side, where the blocks around them are in a list too: those of
+timm's parallel ViT."""
 
 
 def is_list(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from own_code import READ, ids_of
+from own_code import READ, ids_of, watched
 from plain_models import HEADS, VOCABULARY, WIDTH
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -200,3 +200,37 @@ def test_lists_of_attention_alone_tell_nothing_of_the_stream(read: Read) -> None
         "no block that the residual stream enters and leaves was found around 3 attention calls (the first is "
         "attentions.0): columns that need the stream are empty there"
     ]
+
+
+def test_branches_side_by_side_are_no_blocks() -> None:
+    """Each reads what enters the block, and returns a part of what leaves it."""
+
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Attention(True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x)  # type: ignore[no-any-return]
+
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attns = nn.ModuleList([Branch(), Branch()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + sum(branch(x) for branch in self.attns)  # type: ignore[no-any-return]
+
+    def parallel(model: Any, blocks: list[Block]) -> None:
+        model.layers = nn.ModuleList(Parallel() for _ in blocks)
+
+    ids, given = ids_of(2, 24), list[Tensor]()
+    model = Network(parallel, _call)
+    run = watched(model, ids)
+    for layer in [*model.layers[1:], model.last]:
+        layer.register_forward_pre_hook(lambda module, args: given.append(args[0].double()))
+    with torch.no_grad():
+        model(ids)
+    units = [torch.nn.functional.normalize(stream[:, 1:], dim=-1) for stream in given]
+    pairs = [(unit @ unit.mT).sum((1, 2)).sub(23).div(23 * 22).mean() for unit in units]
+    np.testing.assert_allclose(run.layers["avg_cos_output"], np.repeat(pairs, 2), atol=1e-5)
