@@ -261,3 +261,41 @@ def test_a_layer_behind_one_that_is_not_read_is_read(read: str) -> None:
     run = watched(model, ids)[0] if read == "watched" else sinkscope.scan(model, data=ids)
     assert run.layers["module"].tolist() == ["blocks.1.attn"]
     assert run.manifest.warnings[0] == "attention that is no map of queries and keys was not read: blocks.0.attn"
+
+
+def test_calls_that_are_left_out_tell_no_length() -> None:
+    """Attention over the series of a batch, as Chronos-2's groups, has another number of positions."""
+
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Attention(), Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).transpose(0, 1)).transpose(0, 1)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    run, _ = watched(Series().eval(), torch.randn(12, 9, WIDTH))
+    assert run.layers["module"].tolist() == ["first"]
+    assert run.manifest.data[0].seq_len == 9
+
+
+def test_windows_of_one_picture_in_one_axis_with_the_heads_are_windows() -> None:
+    """Nothing that the user could give makes them sequences."""
+
+    class Folded(Attention):
+        def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+            parts = x.unflatten(1, (4, -1)).flatten(0, 1)
+            query, key, value = (
+                layer(parts).unflatten(-1, (HEADS, -1)).transpose(1, 2).flatten(0, 1)
+                for layer in (self.q, self.k, self.v)
+            )
+            mixed = (query @ key.mT).softmax(-1) @ value
+            mixed = mixed.unflatten(0, (-1, HEADS)).transpose(1, 2).flatten(2)
+            return self.proj(mixed).unflatten(0, (-1, 4)).flatten(1, 2) * 1.5  # type: ignore[no-any-return]
+
+    model = Net(lambda model, x: model.second(x) + model.first(x), Folded)
+    model.first = Attention().eval()
+    run, left_out = watched(model, ids_of(1, 24))
+    assert run.layers["module"].tolist() == ["first"]
+    assert "attention that is no map of queries and keys was not read: second" in [*left_out, *run.manifest.warnings]
