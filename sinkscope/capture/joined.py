@@ -254,7 +254,7 @@ class Joined:
 
         In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
         """
-        side, sides = self._of_ids, self._sides_told()
+        side, sides = self.of_ids, self._sides_told()
         spans = sides[side].spans if side in sides else self._begun(wholes)
         ends = self._ends() if self._order is None else None  # the order has seen to them
         if ends is not None:
@@ -266,7 +266,7 @@ class Joined:
         return Padding(sides, self.ids is not None), spans
 
     @property
-    def _of_ids(self) -> str:
+    def of_ids(self) -> str:
         """Whose padding the mask of the ids tells."""
         return TARGET if self.passes[0].decodes else OWN
 
@@ -275,13 +275,13 @@ class Joined:
         sides = dict[str, Side]()
         for name, (number, mask) in self._masks.items():
             again = name == HUGGING_FACE and not self.passes[0].decodes
-            if self._order is not None and (name == self._of_ids or again):
+            if self._order is not None and (name == self.of_ids or again):
                 sides[name] = Side([(0, count) for count in self._order.counts], self.length)
                 continue
             try:
-                sides[name] = self._side(number, mask, name == self._of_ids)
+                sides[name] = self._side(number, mask, name == self.of_ids)
             except ValueError as error:
-                raise SinkscopeError(BEHIND if name == self._of_ids and len(self.passes) > 1 else str(error)) from None
+                raise SinkscopeError(BEHIND if name == self.of_ids and len(self.passes) > 1 else str(error)) from None
         return sides
 
     def _check_maps(self, wholes: list[Whole], spans: list[Span] | None) -> None:
@@ -363,7 +363,7 @@ class Joined:
     def _order_behind_padding(self) -> Order | None:
         """The order that puts the tokens of every sequence together, where one went on behind padding. None where
         none did, and where attention is computed in a model's own code, or beside an encoder's."""
-        mask = self._masks.get(self._of_ids)
+        mask = self._masks.get(self.of_ids)
         if mask is None or len(self.passes) == 1 or any(site.of_maps for site in self._sites.values()):
             return None
         if {"encoder", "cross"} & {self._place(site) for site in self._sites.values()} and not self.passes[0].decodes:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
 
@@ -154,6 +154,22 @@ class Padding:
         if not spans:
             return None
         return [Cut(row, _at(queries, row), _at(keys, row)) for row in range(len(spans[0]))]
+
+    def heeded(self, calls: Iterable[tuple[str, str, tuple[int, int], bool]], among: Collection[str]) -> Padding:
+        """Without masks of other lengths than all positions that they could tell of, where the model hides none of
+        these: Whisper's encoder reads its whole picture of the sound, with half as many positions as the mask that
+        transformers' pipelines give it. Of each call: its name, its place, numbers of queries and keys, and whether
+        some query does not see some key."""
+        sizes: dict[str, set[int]] = {}
+        hidden = set[str]()
+        for name, place, lengths, hides in calls:
+            for size, masks in zip(lengths, _masks_of(name, place, among, self.of_text), strict=True):
+                side = next((mask for mask in masks if mask in self.sides), None)
+                if side is not None:
+                    sizes.setdefault(side, set()).add(size)
+                    hidden |= {side} if hides else set()
+        without = {side for side, found in sizes.items() if self.sides[side].length not in found} - hidden
+        return replace(self, sides={name: side for name, side in self.sides.items() if name not in without})
 
     def alike(self, name: str, place: str, before: Collection[str], after: Collection[str]) -> bool:
         """Whether a call is cut alike among these calls and among those. Arguments as in `cuts`, which raises alike."""

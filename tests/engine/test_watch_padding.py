@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
+from families import speech_inputs, tiny_config, tiny_model
 from models import random_ids, tiny
 from tiers import slow_but
 from torch import Tensor, nn
@@ -435,3 +437,33 @@ def test_text_is_not_suspected_of_padding(case: str) -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(ids[:1] if case == "one sequence" else ids, **given)
     assert not [line for line in seen.run().manifest.warnings if "padding token" in line]
+
+
+def test_a_mask_that_the_model_does_not_heed_is_no_padding() -> None:
+    """Whisper's encoder reads a whole picture of the sound, of half as many positions as the mask of its frames, which
+    transformers' pipelines give it."""
+    model, given = tiny_model(transformers.AutoModel, "whisper"), speech_inputs("whisper", tiny_config("whisper"))
+    given = {"input_features": given["input_features"], "decoder_input_ids": random_ids(2, 20)}
+    frames = torch.ones(2, given["input_features"].shape[-1], dtype=torch.long)
+    frames[:, 5:] = 0
+
+    def heads(**mask: Tensor) -> Any:
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            model(**given, **mask, use_cache=False)
+        assert seen.left_out == []
+        return seen.run().heads
+
+    pd.testing.assert_frame_equal(heads(attention_mask=frames), heads())
+
+
+def test_a_mask_of_other_length_that_the_model_heeds_is_refused() -> None:
+    """A wav2vec 2.0 hides the frames behind the padding of its samples, whose number is another one."""
+    config = tiny_config("wav2vec2")
+    config.feat_extract_norm = "layer"
+    torch.manual_seed(0)
+    model = transformers.Wav2Vec2Model(config).eval()
+    sound = speech_inputs("wav2vec2", config)["input_values"]
+    samples = torch.ones(sound.shape, dtype=torch.long)
+    samples[1, sound.shape[1] // 2 :] = 0
+    with torch.no_grad(), pytest.warns(UserWarning, match="padding cannot be told"), sinkscope.watch(model):
+        model(sound, attention_mask=samples)

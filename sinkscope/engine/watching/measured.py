@@ -125,7 +125,7 @@ class Measurer:
         wholes, rows = (apart, apart[0].heard.rows) if signals else ([w for w in wholes if w not in apart], rows)
         calls = self._calls(joined, wholes, rows, pieces)
         read = [whole for whole in wholes if whole.heard.name in calls.sites]
-        padding, spans = (Padding(), None) if signals else joined.padding(read)
+        padding, spans = (Padding(), None) if signals else self._padding(joined, read, calls)
         cuts = self._cuts(padding, read, calls)
         length = joined.length
         if signals or all(whole.queries != length for whole in read):
@@ -169,6 +169,18 @@ class Measurer:
         except BaseException:
             collector.drop()
             raise
+
+    def _padding(self, joined: Joined, read: list[Whole], calls: Calls) -> tuple[Padding, list[Span] | None]:
+        """As `Joined.padding`, without masks that the model does not heed."""
+        told, spans = joined.padding(read)
+        places = calls.places
+        if not told.any:
+            return told, spans
+        asked = [
+            (whole.heard.name, places[whole.heard.name], (whole.queries, whole.keys), _hides(whole)) for whole in read
+        ]
+        padding = told.heeded(asked, frozenset(places.values()))
+        return padding, spans if joined.of_ids in padding.sides or joined.of_ids not in told.sides else None
 
     def _cuts(self, padding: Padding, read: list[Whole], calls: Calls) -> dict[str, list[Cut] | None]:
         """How each call is cut into its sequences. Raises SinkscopeError where a map was cut before the pass showed
@@ -406,6 +418,11 @@ def _seen(whole: Whole) -> Seen:
 def _chooses(whole: Whole, masks: MaskReadings) -> bool:
     """Whether the model chose the keys of each query, so that one which no query sees need be no padding."""
     return whole.call is not None and masks.read(whole.call).visible.chosen
+
+
+def _hides(whole: Whole) -> bool:
+    """Whether some query of a call does not see some key, or nothing shows that all see all."""
+    return whole.call is None or bool((whole.call.visible.seen_by < whole.queries).any())
 
 
 def _is_causal(whole: Whole) -> bool:
