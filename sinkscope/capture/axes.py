@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.output_projection import is_linear
@@ -30,8 +29,14 @@ def given_several(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     or four, or something that may hold one."""
     values = [*args, *kwargs.values()]
     tensors = [value for value in values if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 2]
-    plain = all(value is None or isinstance(value, Tensor | int | float | str | torch.Size) for value in values)
-    return len(tensors) != 1 or not plain
+    return len(tensors) != 1 or any(map(_may_hold_tensors, values))
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    """Whether something that is no tensor itself may hold one: the sizes of a picture do not."""
+    if isinstance(value, list | tuple):
+        return any(isinstance(inner, Tensor) or _may_hold_tensors(inner) for inner in value)
+    return not (value is None or isinstance(value, Tensor | int | float | str))
 
 
 def channels_last(layer: nn.Module) -> bool | None:

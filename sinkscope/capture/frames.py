@@ -35,7 +35,7 @@ class Frame:
     inside: ReadInside = field(default_factory=ReadInside)
     read: Kept | None = None
     reader: str | None = None
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     sizes: torch.Size | None = None
     several: bool = False
 
@@ -113,15 +113,17 @@ class Frames:
             if frame.again is not None and self._goes_round(frame, now):
                 _end(frame, frame.again, now)
             frame.again = None
+            if frame.inputs is not None:
+                frame.several, frame.inputs = given_several(*frame.inputs), None
             if frame.kept is None and isinstance(frame.given, Tensor):
-                frame.sizes, frame.several = frame.given.shape, given_several(*frame.inputs)
+                frame.sizes = frame.given.shape
                 frame.kept = stream_kept(frame.given)
                 read = frame.inside.tensor(frame.given)
                 frame.read = frame.kept if read is frame.given else stream_kept(read)
                 frame.reader = None if frame.read is frame.kept else frame.inside.path
                 if frame.bare and not frame.inside.layers and surrounding is not None:
                     frame.read, frame.reader = surrounding.read, surrounding.reader
-            frame.given, frame.inputs, surrounding = None, ((), {}), frame
+            frame.given, surrounding = None, frame
 
     def _goes_round(self, frame: Frame, now: Pass) -> bool:
         """Whether a block that the model never calls begins anew: a module in it attends again."""

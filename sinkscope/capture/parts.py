@@ -73,7 +73,7 @@ def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], gi
             or call.rows != given.rows  # windows folded into the batch: several rows for one sequence
             or (of_image and counts[call.module] > 1)  # windows: one call for each, their number depends on the image
             or (of_image and not square and name not in given.several)  # pooled keys
-            or (alone and call.keys < call.queries and call.queries in positions_of(given.shapes[name], call.rows))
+            or (alone and not square and _pools(call, given.shapes[name]))
             or call.module in chunked
             or name in given.padded
             or of_part((call.rows, call.queries, call.keys), given.shapes.get(name), given.length, call.heads)
@@ -81,6 +81,11 @@ def no_maps(model: nn.Module, calls: Mapping[str, Seen], unmatched: set[str], gi
         )
 
     return {call.module for name, call in calls.items() if part(call, name)}
+
+
+def _pools(call: Seen, given: torch.Size) -> bool:
+    """Whether a module attends to fewer keys than the positions of what it was given, and not from more queries."""
+    return any(call.keys < count >= call.queries for count in positions_of(given, call.rows))
 
 
 def _in_chunks(calls: Iterable[Seen], length: int | None) -> set[str]:

@@ -39,7 +39,7 @@ def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any])
             continue
         whole = head or (family is AutoModel and not _runs_its_parts(type(model)))
         loaded = (model, report) if whole else _base_of(model, report)
-        if not loaded[1]["missing_keys"] or getattr(config, "quantization_config", None) is None:
+        if not loading_report(loaded[1])[0] or getattr(config, "quantization_config", None) is None:
             return loaded
         lacking = lacking or loaded
     if lacking is not None:

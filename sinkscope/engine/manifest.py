@@ -197,26 +197,26 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
 
 def _without_projection(sites: list[Site]) -> list[str]:
     """A warning that names the first attention call whose output projection was not found, if there is one."""
-    names = [site.name for site in sites if site.projection is None]
-    if not names:
-        return []
-    calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
-    return [
-        f"no linear layer that reads the heads of {calls} side by side was found (the first is "
-        f"{shown_name(names[0])}): columns that need W_O are empty there"
+    calls = _told([site for site in sites if site.projection is None])
+    return calls and [
+        f"no linear layer that reads the heads of {calls[0]} side by side was found (the first is {calls[1]}): columns "
+        "that need W_O are empty there"
     ]
 
 
 def _without_block(sites: list[Site]) -> list[str]:
     """A warning that names the first attention call whose block was not found, if there is one."""
-    names = [site.name for site in sites if site.block is None and not site.cross]
-    if not names:
-        return []
-    calls = "1 attention call" if len(names) == 1 else f"{len(names)} attention calls"
-    return [
-        f"no block that the residual stream enters and leaves was found around {calls} (the first is "
-        f"{shown_name(names[0])}): columns that need the stream are empty there"
+    calls = _told([site for site in sites if site.block is None and not site.cross])
+    return calls and [
+        f"no block that the residual stream enters and leaves was found around {calls[0]} (the first is {calls[1]}): "
+        "columns that need the stream are empty there"
     ]
+
+
+def _told(sites: list[Site]) -> list[str]:
+    """How many attention calls these are, and the name of the first; empty without any."""
+    count = "1 attention call" if len(sites) == 1 else f"{len(sites)} attention calls"
+    return [count, shown_name(sites[0].name)] if sites else []
 
 
 def refuse_unread(plan: Plan, checked: dict[str, Any]) -> None:

@@ -365,8 +365,9 @@ def test_where_one_class_lacks_weights_of_a_quantised_folder_the_next_is_loaded(
     models = [nn.Linear(1, 1), nn.Linear(1, 1)]
 
     def family(place: int) -> Any:
+        others = {"mismatched_keys": set[Any](), "unexpected_keys": set[Any]()}
         missing = {"layers.0.mlp.up_proj.qweight"} if place == 0 else set()
-        return SimpleNamespace(from_pretrained=lambda *_, **__: (models[place], {"missing_keys": missing}))
+        return SimpleNamespace(from_pretrained=lambda *_, **__: (models[place], {"missing_keys": missing, **others}))
 
     monkeypatch.setattr(classes, "_families", lambda *_: [family(0), family(1)])
     config = SimpleNamespace(quantization_config={"quant_method": "auto-round"} if quantised else None)

@@ -166,6 +166,22 @@ def test_another_text_is_read_without_a_number_of_heads_in_the_code(shared: bool
     np.testing.assert_allclose(run.heads["bos_mass"], exact, atol=1e-6)
 
 
+def test_another_text_may_be_given_by_keywords_to_a_module_that_is_named_for_pictures() -> None:
+    """As the last attention of Segment Anything."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.own, self.token_to_image = nn.Embedding(VOCABULARY, WIDTH), Attention(), Attention()
+
+        def forward(self, ids: Tensor, image: Tensor) -> Tensor:
+            return self.token_to_image(x=self.own(self.tokens(ids)), read=image)  # type: ignore[no-any-return]
+
+    run, left_out = watched(Reader().eval(), ids_of(3, 24), torch.randn(3, 17, WIDTH))
+    assert left_out == []
+    assert run.layers["module"].tolist() == ["own", "token_to_image"]
+
+
 def test_cross_attention_is_told_by_the_name_of_the_annotated_transformer() -> None:
     """Where both texts are of one length, nothing else tells it."""
 
