@@ -15,7 +15,14 @@ from torch.nn.utils.parametrize import is_parametrized
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.hooks import forwards_only, unheard
 from sinkscope.capture.precision import has_float64
-from sinkscope.capture.private_doors import conv1d, execution_devices, is_bitnet, linear_kinds
+from sinkscope.capture.private_doors import (
+    conv1d,
+    execution_devices,
+    is_bitnet,
+    linear_kinds,
+    round_weight_alone,
+    rounding_package,
+)
 from sinkscope.capture.quiet_logs import quiet_logs
 
 NAMES = (
@@ -37,9 +44,6 @@ NAMES = (
     "post_proj",
     "output_projection",
 )
-
-UNPACKED = "quantization_scheme"
-"""compressed-tensors' note in a layer of how it was quantised."""
 
 
 def output_projection(model: nn.Module, path: str, width: int) -> str | None:
@@ -144,9 +148,10 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
     with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
         weight = local_part(getattr(projection, "weight", None))
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
-            if type(projection).forward is nn.Linear.forward:
+            forward = type(projection).forward if _runs_its_class(projection) else None
+            if forward is nn.Linear.forward:
                 return weight.detach()
-            if type(projection).forward is conv1d().forward:
+            if forward is conv1d().forward:
                 return weight.detach().mT
         if (known := _dequantized(projection, weight, width)) is not None:
             return known
@@ -157,6 +162,12 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
         if nothing.isfinite().all():
             return (_applied(projection, eye) - nothing).mT
         return (_applied(projection, eye) - _applied(projection, -eye)).mT / 2
+
+
+def _runs_its_class(projection: nn.Module) -> bool:
+    """Whether a layer's forward is that of its class: none that was put in its place does more. accelerate's only moves
+    tensors."""
+    return "forward" not in vars(projection) or [*execution_devices(projection)] != []
 
 
 def _dequantized(projection: nn.Module, weight: Any, width: int) -> Tensor | None:
@@ -197,7 +208,7 @@ def holds_codes(projection: nn.Module) -> bool:
 
 def _rounds_input(layer: nn.Module) -> bool:
     """Whether a layer with a plain weight may round what it reads."""
-    return getattr(layer, UNPACKED, None) is not None or is_bitnet(layer)
+    return rounding_package(layer) is not None or is_bitnet(layer)
 
 
 def _packed(module: nn.Module) -> bool:
@@ -231,7 +242,11 @@ def quantiser(model: nn.Module) -> str | None:
     for module in model.modules():
         weight = None if is_parametrized(module) else local_part(getattr(module, "weight", None))
         plain = isinstance(weight, Tensor) and _plain(weight) and not _rounds_weight(module)
-        if is_parametrized(module) or not is_linear(module) or plain:
+        if is_parametrized(module) or not is_linear(module):
+            continue
+        if (package := rounding_package(module)) is not None:
+            return package
+        if plain:
             continue
         if _packed(module):
             return "torch.ao"
@@ -280,12 +295,19 @@ def _asked(projection: nn.Module, applied: bool = False) -> nn.Module:
     what it does for us would count as a pass: dropout takes random numbers, a calibration sees the identity, a
     spectral norm takes a step. `applied`: it is to be applied, not its weight read.
 
-    A layer that accelerate moves between devices is asked itself: its hook would copy the weights of the whole model.
+    The copy of a layer that rounds what it reads takes it as it is: a scale that a calibration fixed would cut the
+    identity. A layer that accelerate moves between devices is asked itself: its hook would copy the weights of the
+    whole model.
     """
-    if measuring() or not (applied or is_parametrized(projection)) or [*execution_devices(projection)]:
+    rounding = [name for name, layer in projection.named_modules() if applied and rounding_package(layer)]
+    changes = (applied or is_parametrized(projection)) and not measuring()
+    if not (rounding or changes) or [*execution_devices(projection)]:
         return projection
     with suppress(RuntimeError, TypeError):  # a layer may hold what cannot be copied
-        return deepcopy(projection).eval()
+        copy = deepcopy(projection).eval()
+        for name in rounding:
+            round_weight_alone(copy.get_submodule(name))
+        return copy
     return projection
 
 

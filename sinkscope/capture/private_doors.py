@@ -211,6 +211,33 @@ def is_bitnet(layer: nn.Module) -> bool:
     return type(layer).__module__ == BITNET
 
 
+# compressed-tensors and modelopt: layers that round numbers in each pass
+
+
+SCHEME = "quantization_scheme"
+"""compressed-tensors' note in a layer of how it was quantised."""
+
+QUANTIZERS = ("input_quantizer", "output_quantizer")
+"""modelopt's modules in a layer for what it reads and returns."""
+
+
+def rounding_package(layer: nn.Module) -> str | None:
+    """The package whose layer rounds numbers in each pass: its weight, what it reads or what it returns. None for
+    another layer."""
+    if getattr(layer, SCHEME, None) is not None:
+        return "compressed-tensors"
+    return "modelopt" if any(hasattr(layer, name) for name in QUANTIZERS) else None
+
+
+def round_weight_alone(layer: nn.Module) -> None:
+    """Lets a layer of a `rounding_package` take what it reads, and return what it computes, as they are."""
+    if (scheme := getattr(layer, SCHEME, None)) is not None:
+        layer.quantization_scheme = scheme.model_copy(update={"input_activations": None, "output_activations": None})
+    for name in QUANTIZERS:
+        if (quantizer := getattr(layer, name, None)) is not None:
+            quantizer.disable()
+
+
 # torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head
 # attention
 

@@ -272,6 +272,20 @@ def test_layers_of_bitnet_are_told_by_their_module() -> None:
     assert not doors.is_bitnet(nn.Linear(2, 2))
 
 
+def test_layers_that_round_in_each_pass_round_their_weight_alone() -> None:
+    """compressed-tensors' own layers and copies of modelopt's are in tests/checkpoints/test_quantised.py."""
+    plain = nn.Linear(2, 2)
+    assert doors.rounding_package(plain) is None
+    doors.round_weight_alone(plain)
+    assert not vars(plain).get("quantization_scheme")
+    off: list[str] = []
+    coded: Any = nn.Linear(2, 2)
+    coded.input_quantizer = SimpleNamespace(disable=lambda: off.append("input"))
+    assert doors.rounding_package(coded) == "modelopt"
+    doors.round_weight_alone(coded)
+    assert off == ["input"]
+
+
 def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:
     from torch import distributed
 

@@ -393,6 +393,55 @@ def test_a_quantised_weight_that_knows_its_numbers_is_asked_for_them() -> None:
     assert torch.equal(projection_weight(layer, 4), numbers / 16)
 
 
+def test_a_weight_that_a_forward_of_the_layer_itself_rounds_is_read_as_rounded() -> None:
+    """compressed-tensors puts a forward into the layer, and rounds a plain weight and what the layer reads in it."""
+
+    class Scheme(SimpleNamespace):
+        def model_copy(self, update: dict[str, Any]) -> Scheme:
+            return Scheme(**(vars(self) | update))
+
+    def rounded(self: Any, x: Tensor) -> Tensor:
+        read = x.clamp(-0.25, 0.25) if self.quantization_scheme.input_activations else x
+        out = nn.functional.linear(read, self.weight.round())
+        return out.clamp(-1, 1) if self.quantization_scheme.output_activations else out
+
+    layer: Any = nn.Linear(4, 3, bias=False).requires_grad_(False)
+    layer.weight.copy_(torch.linspace(-5, 5, 12).view(3, 4))
+    layer.quantization_scheme = Scheme(input_activations="int8", output_activations="int8")
+    layer.forward = rounded.__get__(layer)
+    assert torch.equal(projection_weight(layer, 4), layer.weight.round())
+    assert layer.quantization_scheme.input_activations == "int8"
+    assert quantiser(nn.Sequential(layer)) == "compressed-tensors"
+
+
+def test_a_fixed_scale_for_what_a_layer_reads_does_not_cut_its_weight() -> None:
+    """modelopt's layers hold a module that cuts what they read to the range of a calibration set."""
+
+    class Cut(nn.Module):
+        on = True
+
+        def disable(self) -> None:
+            self.on = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(-0.25, 0.25) if self.on else x
+
+    class Layer(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.input_quantizer, self.output_quantizer = Cut(), Cut()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output_quantizer(nn.functional.linear(self.input_quantizer(x), self.weight.round(), self.bias))
+
+    layer = Layer().requires_grad_(False)
+    layer.weight.copy_(torch.linspace(-5, 5, 12).view(3, 4))
+    torch.testing.assert_close(projection_weight(layer, 4), layer.weight.round())
+    torch.testing.assert_close(projection_bias(layer, 4), layer.bias)
+    assert layer.input_quantizer.on
+    assert quantiser(nn.Sequential(layer)) == "modelopt"
+
+
 def test_features_without_an_underscore_are_those_of_a_linear_layer() -> None:
     class Layer(nn.Module):
         infeatures, outfeatures = 4, 3
@@ -525,6 +574,33 @@ def test_compressed_tensors_that_round_what_layers_read(preset: str, tmp_path: P
     assert run.manifest.model.parameters == plain.manifest.model.parameters
     for column in ("rank_w", "rank_qk"):
         np.testing.assert_allclose(run.smoothing[column], plain.smoothing[column], rtol=0.1)
+
+
+def test_compressed_tensors_that_round_a_plain_weight_in_each_pass() -> None:
+    """As a model object is right after a calibration, before it is saved: here in 4 bits."""
+    coding = library("compressed_tensors.quantization")
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model, rounded = make_model(), make_model()
+    args = {"num_bits": 4, "type": "int", "symmetric": True}
+    scheme = {"targets": ["Linear"], "weights": {**args, "strategy": "channel"}}
+    scheme["input_activations"] = {**args, "num_bits": 8, "strategy": "tensor"}  # type: ignore[dict-item]
+    settings = coding.QuantizationConfig(config_groups={"all": scheme}, ignore=["lm_head"])
+    coding.apply_quantization_config(model, settings)
+    for path, layer in model.named_modules():
+        if hasattr(layer, "quantization_scheme"):
+            rows = layer.weight.detach()
+            least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+            layer.weight_scale.data = calculate_qparams(least, most, layer.quantization_scheme.weights)[0]
+            layer.input_scale.data.fill_(1e-3)  # which cuts an identity at 0.127
+            layer.quantization_status = coding.QuantizationStatus.FROZEN
+            codes = (rows / layer.weight_scale).round().clamp(-8, 7)
+            rounded.get_submodule(path).weight.data = codes * layer.weight_scale
+    for path, layer in model.named_modules():
+        if path.endswith("o_proj"):
+            expected = rounded.get_submodule(path).weight
+            torch.testing.assert_close(projection_weight(layer, expected.shape[1]), expected, atol=1e-6, rtol=1e-5)
+    assert quantiser(model) == "compressed-tensors"
 
 
 def compress(place: Path, target: Path, bits: int) -> None:
