@@ -154,6 +154,8 @@ class Heard:
         factors: of the output projection's weight when the call was made; None where the call is measured at once.
         of_torch: torch's own attention made it, and applies its projection without a module's call.
         alone: the module returned what its projection returned.
+        steered: the keyword with which the projection was given more than the heads, such as `adapter_names`, so that
+            it need not do the same to every token; `projection` is None then.
     """
 
     module: str
@@ -181,6 +183,7 @@ class Heard:
     of_torch: bool = False
     alone: bool = False
     of_tokens: Tensor | None = None
+    steered: str | None = None
 
     @property
     def name(self) -> str:

@@ -56,6 +56,7 @@ class CallHearing:
         self._projections: dict[tuple[str, int], str | None] = {}
         self._readers = OutputReaders(self.model)
         self._oblong = set[str]()
+        self._steered = dict[str, str]()
         self._learned = LearnedKeys(model)
 
     @property
@@ -101,6 +102,7 @@ class CallHearing:
         self._torch.unmatched.clear()
         self._torch.split.clear()
         self._oblong.clear()
+        self._steered.clear()
 
     def wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function that transformers' interface gives a model, with an ear beside it.
@@ -315,10 +317,15 @@ class CallHearing:
         if self._readers.compare(heard.module, output, name, read):
             self._keep_projected(heard, output, read)
 
-    def keep_returned(self, name: str, output: Any) -> None:
-        """Looks whether the module around a layer that read heads returns what the layer returned."""
-        if self.now is not None and self._readers.awaits(name):
+    def keep_returned(self, name: str, kwargs: dict[str, Any], output: Any) -> None:
+        """Looks whether the module around a layer that read heads returns what the layer returned, and whether an
+        output projection was given `kwargs` beside the heads."""
+        if self.now is None:
+            return
+        if self._readers.awaits(name):
             self._aside(self._readers.returned, name, output)
+        if beside := next((keyword for keyword, given in kwargs.items() if given is not None), None):
+            self._steered[name] = beside
 
     def _settle(self, heard: Heard) -> None:
         """Decides at the end of a pass which layer is the projection of a call."""
@@ -326,12 +333,13 @@ class CallHearing:
             return
         width = heard.heads * heard.value.shape[-1]
         named = self._projections[heard.module, width]
-        if named is not None and heard.path == INTERFACE:
-            return
-        heard.projection = self._projection(heard.module, heard.path, width)
-        heard.alone = self._readers.returned_by(heard.module)
-        if heard.projection is None or not self._readers.read_by(heard.module, heard.projection):
-            heard.projected = None
+        if named is None or heard.path != INTERFACE:
+            heard.projection = self._projection(heard.module, heard.path, width)
+            heard.alone = self._readers.returned_by(heard.module)
+            if heard.projection is None or not self._readers.read_by(heard.module, heard.projection):
+                heard.projected = None
+        if heard.projection in self._steered:
+            heard.steered, heard.projection, heard.projected = self._steered[heard.projection], None, None
 
     def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         first = sequences_first(output, read)

@@ -167,7 +167,7 @@ class Ears:
         before, after = self._entering(name, module), self._leaving(name, module)
         # The hook behind the forward comes first and goes last: another thread may be in this module, and each entry
         # that is heard needs its end.
-        stack.enter_context(hooked(module, post=after, always=True, anywhere=self._anywhere))
+        stack.enter_context(hooked(module, post=after, with_kwargs=True, always=True, anywhere=self._anywhere))
         stack.enter_context(hooked(module, before, with_kwargs=True, first=True, anywhere=self._anywhere))
 
 

@@ -241,7 +241,7 @@ class Listener:
     def _leaving(self, name: str, module: nn.Module) -> Callable[..., None]:
         function = is_function(name, module)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             if self._elsewhere(-1, name):
                 return
             now = self._calls.now
@@ -249,7 +249,7 @@ class Listener:
             if frame is None:
                 return
             if now is not None:
-                self._calls.keep_returned(name, output)
+                self._calls.keep_returned(name, kwargs if args else {}, output)
                 if not function:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:

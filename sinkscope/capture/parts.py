@@ -21,7 +21,7 @@ class Seen:
     """One attention call of a pass. `heads` and the fields after it are as in Site. `projects`: tells the output
     projection of a call in a model's own code from the one that a name tells; None leaves it at the name. `alone`:
     whether the module is known to return what its projection returns. `number`: how many calls the module had made;
-    None = as many as stand before this one."""
+    None = as many as stand before this one. `steered`: as in Heard."""
 
     module: str
     rows: int
@@ -39,6 +39,7 @@ class Seen:
     projects: Callable[[str | None], str | None] | None = None
     alone: Callable[[], bool] = bool
     number: int | None = None
+    steered: str | None = None
 
 
 @dataclass

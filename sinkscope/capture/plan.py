@@ -341,10 +341,11 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 value_dim=record.value_dim,
                 causal=record.causal,
                 block=block[0] if block else None,
-                projection=None if width is None else _projection(model, record, width),
+                projection=None if width is None or record.steered else _projection(model, record, width),
                 path=record.path,
                 score=record.score,
                 kernel=record.kernel,
+                steered=record.steered,
             )
         )
         calls[record.module] += 1

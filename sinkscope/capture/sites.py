@@ -56,6 +56,8 @@ class Site:
         score: how logits become attention: `softmax`, or a name in `scores.SCORES`.
         kernel: what sums the attention: `triton` or `torch blocks`; None where the model's own map is summed.
         block, projection: paths of the block and of the output projection; None where there is none.
+        steered: a keyword argument, given to the output projection beside the heads, for which it is not known what
+            the projection does to each token; `projection` is None then.
     """
 
     stream: str
@@ -73,6 +75,7 @@ class Site:
     path: str = "interface"
     score: str = "softmax"
     kernel: str | None = None
+    steered: str | None = None
 
     @property
     def name(self) -> str:

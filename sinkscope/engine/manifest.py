@@ -89,6 +89,7 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
             *reading.warnings,
             *unread(loop.plan, checked),
             *_without_projection(loop.sites),
+            *_steered_projection(loop.sites),
             *_without_block(loop.sites),
             *warnings_of(checked),
         ],
@@ -197,10 +198,21 @@ def unread(plan: Plan, checked: dict[str, Any]) -> list[str]:
 
 def _without_projection(sites: list[Site]) -> list[str]:
     """A warning that names the first attention call whose output projection was not found, if there is one."""
-    calls = _told([site for site in sites if site.projection is None])
+    calls = _told([site for site in sites if site.projection is None and not site.steered])
     return calls and [
         f"no linear layer that reads the heads of {calls[0]} side by side was found (the first is {calls[1]}): columns "
         "that need W_O are empty there"
+    ]
+
+
+def _steered_projection(sites: list[Site]) -> list[str]:
+    """A warning that names the first attention call whose output projection was given more than the heads, if there is
+    one."""
+    steered = [site for site in sites if site.steered]
+    calls = _told(steered)
+    return calls and [
+        f"the output projection of {calls[0]} (the first is {calls[1]}) was given {steered[0].steered!r} beside the "
+        "heads, with which it may treat each token in another way: columns that need W_O are empty there"
     ]
 
 

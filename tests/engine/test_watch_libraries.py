@@ -364,6 +364,27 @@ def test_lm_eval(tmp_path: Path) -> None:
     np.testing.assert_allclose(run.heads["bos_mass"], torch.stack(masses).mean(0).numpy(), atol=1e-5)
 
 
+def test_peft_with_an_adapter_for_each_sequence() -> None:
+    """What the output projection does depends on the sequence, so that no one W_O is told."""
+    peft = library("peft")
+    settings = peft.LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False)
+    model = seeded(lambda: peft.get_peft_model(make_model(), settings, adapter_name="a"))
+    model.add_adapter("b", settings)
+    model.eval()
+    ids = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        alone = model(ids, adapter_names=["a", "__base__"]).logits
+        with sinkscope.watch(model) as seen:  # `read` would leave hooks of PEFT's behind, with which an error ends
+            assert torch.equal(model(ids, adapter_names=["a", "__base__"]).logits, alone)
+    run = seen.run()
+    assert run.heads["residual_write"].isna().all()
+    assert run.heads["bos_mass"].notna().all()
+    assert any("given 'adapter_names' beside the heads" in warning for warning in run.manifest.warnings)
+    plain = read(model, lambda: model(ids).logits)
+    assert plain.heads["residual_write"].notna().all()
+    assert not plain.manifest.warnings
+
+
 def test_trl_trains_the_same(tmp_path: Path) -> None:
     """Losses and weights of a watched training are bit for bit those of an unwatched one."""
     trl, datasets = library("trl"), library("datasets")

@@ -412,6 +412,7 @@ def _seen(whole: Whole) -> Seen:
         projects=lambda named: heard.projection,
         alone=lambda: heard.alone,
         number=heard.number,
+        steered=heard.steered,
     )
 
 
