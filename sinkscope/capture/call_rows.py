@@ -7,7 +7,7 @@ the process becomes many times as large as all that it holds. So `pack` puts wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -202,31 +202,41 @@ Place = Callable[[Tensor], Tensor]
 
 
 def pack(holders: list[Callable[[Place], None]]) -> None:
-    """Copies small tensors of one shape, type and device into one piece of memory, each once.
+    """Copies small tensors of one shape, type and device into one piece of memory, and tensors that show the same
+    numbers once: what an output projection reads is most often the attention's output.
 
     A holder takes a Place, and puts what it gives in the place of every tensor that it holds.
     """
-    met = dict[int, Tensor]()
+    met = dict[_Numbers, Tensor]()
 
     def note(tensor: Tensor) -> Tensor:
-        met[id(tensor)] = tensor
+        if type(tensor) is Tensor and tensor.nbytes <= SMALL:  # what libraries make of tensors may not stack
+            met[_numbers(tensor)] = tensor
         return tensor
 
     for hold in holders:
         hold(note)
-    together = _together(met.values())
+    together = _together(met)
     for hold in holders:
-        hold(lambda tensor: together.get(id(tensor), tensor))
+        hold(lambda tensor: together.get(_numbers(tensor), tensor) if type(tensor) is Tensor else tensor)
 
 
-def _together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
-    """By the id of each small tensor, its copy beside those that are like it."""
-    alike: dict[tuple[object, ...], list[Tensor]] = {}
-    for tensor in tensors:
-        if type(tensor) is Tensor and tensor.nbytes <= SMALL:  # what libraries make of tensors may not stack
-            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(tensor)
-    copies = dict[int, Tensor]()
+_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype]
+"""Where a tensor's numbers are in memory, and how it reads them."""
+
+
+def _numbers(tensor: Tensor) -> _Numbers:
+    steps = tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype
+
+
+def _together(tensors: Mapping[_Numbers, Tensor]) -> dict[_Numbers, Tensor]:
+    """The copy of each small tensor beside those that are like it."""
+    alike: dict[tuple[object, ...], list[_Numbers]] = {}
+    for numbers, tensor in tensors.items():
+        alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(numbers)
+    copies = dict[_Numbers, Tensor]()
     with torch.no_grad(), torch.inference_mode(False):
         for group in alike.values():
-            copies |= zip(map(id, group), torch.stack(group).unbind(), strict=True)
+            copies |= zip(group, torch.stack([tensors[numbers] for numbers in group]).unbind(), strict=True)
     return copies

@@ -30,6 +30,21 @@ def test_tensors_are_the_same_in_few_pieces() -> None:
     assert large[0] is untouched
 
 
+def test_two_views_of_the_same_numbers_are_copied_once() -> None:
+    """An output projection reads the attention's output in another shape: (1, 1, H, d) here, whose strides may differ
+    where there is one item."""
+    output = torch.randn(1, 3, 1, 2).transpose(1, 2)
+    read = output.reshape(1, 1, 6).view(1, 1, 3, 2)
+    other = output.as_strided((1, 1, 3, 2), (1, 1, 1, 2))
+    held = [output, read, other]
+    before = [tensor.clone() for tensor in held]
+    assert output.data_ptr() == read.data_ptr()
+    pack([holder(held)])
+    assert all(map(torch.equal, held, before))
+    assert held[0] is held[1]
+    assert held[2] is not held[0]
+
+
 def test_tensors_of_inference_mode_and_strides_are_packed() -> None:
     with torch.inference_mode():
         held = [torch.randn(2, 3).mT for _ in range(2)]
