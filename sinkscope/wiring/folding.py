@@ -13,7 +13,7 @@ from torch import Tensor
 from sinkscope.capture import loops
 from sinkscope.capture.precision import as_float64, like
 from sinkscope.capture.view import LayerView
-from sinkscope.wiring.folded import FoldedHeads
+from sinkscope.wiring.folded import FoldedHeads, are_equal
 from sinkscope.wiring.linear_maps import InputNorm
 from sinkscope.wiring.mixes import OutputWeights
 from sinkscope.wiring.trace import Wiring
@@ -93,13 +93,15 @@ def _by_loop(loop: ModuleType, sequences: list[FoldedHeads], x: Rows, z: Rows, n
         loop.read_normalised, loops.rows(x), loops.rows(z), norm.gain.numpy(), norm.bias.numpy(), norm.centred,
         norm.absent, *(tensor.numpy() for tensor in (affine, normalised, around, sizes, moments)),
     )  # fmt: skip
-    moments[:, loop.SPREAD] = torch.where(moments[:, loop.SPREAD] > 0, moments[:, loop.SPREAD], torch.nan)
+    equal = are_equal(moments[:, loop.SPREAD], moments[:, loop.MEAN_SQUARE])
     for number, (folded, facts) in enumerate(zip(sequences, moments, strict=True)):
         scale, shift = affine[:, number, :, None]
         folded.z, folded.affine = normalised[number], (scale, shift if norm.centred else None)
         loops.fill(folded, {
-            "token_squares": sizes[number], "centred_tokens": around[number, :-1], "spread": facts[loop.SPREAD],
-            "beta": facts[loop.JOINT] / facts[loop.SPREAD], "tokens_spread": facts[loop.X_SPREAD],
+            "token_squares": sizes[number], "centred_tokens": around[number, :-1],
+            "whole_spread": facts[loop.SPREAD], "equal": equal[number],
+            "beta": torch.where(equal[number], torch.nan, facts[loop.JOINT] / facts[loop.SPREAD]),
+            "tokens_spread": facts[loop.X_SPREAD],
             "mean_square": facts[loop.MEAN_SQUARE], "tokens_mean_square": facts[loop.X_MEAN_SQUARE],
             "unit_square": facts[loop.X_UNIT_SQUARE],
         })  # fmt: skip

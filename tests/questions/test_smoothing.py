@@ -249,6 +249,37 @@ def test_theory_is_experiment_on_gaussian_tokens(mean: float) -> None:
     assert 0.02 < float(columns.theory_identity(folded)[0]) < 0.98
 
 
+@pytest.mark.parametrize("width", [40, 400])
+def test_tokens_that_only_rounding_keeps_apart_are_equal(width: int) -> None:
+    """In plain torch and in the compiled loop, which reads large tensors alone."""
+    model = tiny("llama", hidden_size=width, num_attention_heads=4, head_dim=width // 4)
+    run = sinkscope.scan(model, data=torch.full((2, 60), 7), self_check=False, measure=("smoothing", "switch"))
+    table = run.smoothing
+    assert table is not None
+    empty = [
+        "beta", "beta_tr_bw", "theory_identity", "cost_sink_upper", "cost_diagonal_lower", "cost_diagonal_lower_qk",
+        "cost_diagonal_lower_paper", "path_slope_own", "verdict", "cheaper", "spread_path",
+    ]  # fmt: skip
+    assert table[empty].isna().all(axis=None)
+    assert (table["token_span"] == 0).all()
+    assert (table["group_span"] == 0).all()
+    assert (run.layers["alignment_margin"] == 0).all()
+    stream = run.summary.streams["text"]
+    assert stream.smoothing["equal"] == len(table)
+    assert "Smoothing: the tokens behind the first are all equal, so that nothing can make them more similar." in (
+        stream.in_words
+    )
+
+
+def test_one_other_token_keeps_its_numbers() -> None:
+    ids = torch.full((1, 60), 7)
+    ids[0, 30] = 9
+    run = sinkscope.scan(tiny("llama"), data=ids, self_check=False, smoothing=True)
+    assert run.smoothing is not None
+    assert run.smoothing[["beta", "tr_bw", "verdict", "path_slope_own"]].notna().all(axis=None)
+    assert (run.smoothing["token_span"] > 0).all()
+
+
 def test_values_of_another_layer_s_making_are_missing_not_guessed() -> None:
     """A normalised v is no linear map of z: every column that needs W_V is empty, the others are not."""
     model = tiny("llama")

@@ -278,7 +278,8 @@ def path_slope_own(folded: FoldedHeads) -> HeadValues:
     the first step brings tokens together. The path is y_i(lam) = x_i + (1 - lam) W z_i + lam W mean_{k<=i} z_k. Key 0
     is in the mean, and in bidirectional heads the mean is over all k. The spread is V(lam) = mean over i >= 1 of |y_i -
     ybar|^2, where ybar is the mean of the y_i. With a_i = y_i(0) and b_i = y_i(1), V'(0) = 2 mean (a_i - abar).(b_i -
-    a_i). Empty where V(0) is 0. Measured on the first n sequences only, as matrix_entropy is.
+    a_i). Empty where V(0) is 0, as it is where all x_i are equal. Measured on the first n sequences only, as
+    matrix_entropy is.
 
     For tokens drawn independently it is -2 (1 - 1/k) (beta tr(B W) + tr(B W^T W)) / V(0), k the tokens in the mean.
     """

@@ -171,11 +171,15 @@ def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:
-    """Number of heads by verdict. `differs`: not the same in every dataset; `missing`: W could not be read."""
-    counts = dict.fromkeys((*VERDICTS, "differs", "missing"), 0)
-    for _, verdicts in rows.groupby(["module", "head"], sort=False)["verdict"]:
-        if verdicts.isna().any():
+    """Number of heads by verdict. `differs`: not the same in every dataset; `missing`: W could not be read; `equal`:
+    all tokens behind the first are equal, in some dataset."""
+    counts = dict.fromkeys((*VERDICTS, "differs", "missing", "equal"), 0)
+    for _, head in rows.groupby(["module", "head"], sort=False):
+        verdicts = head["verdict"]
+        if head["tr_bw"].isna().any():
             counts["missing"] += 1
+        elif verdicts.isna().any():
+            counts["equal"] += 1
         else:
             counts[verdicts.iloc[0] if verdicts.nunique() == 1 else "differs"] += 1
     return counts
@@ -198,6 +202,8 @@ def _missing_words(missing: dict[str, int], heads: int) -> list[str]:
 def _words(counts: dict[str, int], heads: int) -> str:
     if counts["missing"] == heads:
         return "Smoothing: no head's W_V could be read."
+    if counts["equal"] == heads:
+        return "Smoothing: the tokens behind the first are all equal, so that nothing can make them more similar."
     smooths = counts["smooths"]
     text = (
         f"Smoothing: {of_heads(smooths, heads, 'make')} tokens more similar the denser "
@@ -206,4 +212,6 @@ def _words(counts: dict[str, int], heads: int) -> str:
     )
     if counts["differs"]:
         text += f", {counts['differs']} differ between datasets"
+    if counts["equal"]:
+        text += f"; the tokens of {counts['equal']} are all equal behind the first"
     return text + (f"; {counts['missing']} could not be read." if counts["missing"] else ".")

@@ -15,6 +15,7 @@ projections read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -27,6 +28,7 @@ from sinkscope.capture.view import LayerView, Missing, need, once_per_view
 from sinkscope.metrics import mass
 from sinkscope.metrics.geometry import hull_distance
 from sinkscope.metrics.registry import layer_metric, measured_metric
+from sinkscope.wiring.folded import EQUAL
 
 NAME = "switch"
 OFF, SUNK = 0.1, 0.9
@@ -364,13 +366,15 @@ def cos_peak_input(view: LayerView) -> LayerValues:
 def alignment_margin(view: LayerView) -> LayerValues:
     """The largest m for which some matrix M with |M|_F <= 1 has z_i^T M (z_0 - z_j) >= m for all i, j >= 1, divided by
     the mean over i >= 1 of |z_i|^2. Above 0, some M makes the logits z_i^T M z_j largest at key 0 for all queries i; at
-    0, no M does. Measured on the first n sequences only, as matrix_entropy is. Empty in cross-attention, whose keys are
-    of another text.
+    0, no M does. It is the distance of 0 from the convex hull of the z_j, times that of z_0 from the hull of the z_i,
+    divided by that mean. A distance of at most 2^-18 of the mean's root counts as 0, since rounding leaves as much
+    between equal tokens. Measured on the first n sequences only, as matrix_entropy is. Empty in cross-attention, whose
+    keys are of another text.
 
-    It is the product of two distances: of 0 from the convex hull of the z_j, and of z_0 from that of the z_i. Their
-    shortest vectors v and u give W = v u^T with this margin, and the weights a, b of the nearest points give every
-    other W a mean sum_ji a_j b_i z_j^T W (z_0 - z_i) = v^T W u, which is no larger. Both are above 0 wherever the
-    tokens are linearly independent, as T <= D tokens mostly are: then only the size says anything."""
+    The shortest vectors v and u of the two distances give W = v u^T with this margin, and the weights a, b of the
+    nearest points give every other W a mean sum_ji a_j b_i z_j^T W (z_0 - z_i) = v^T W u, which is no larger. Both are
+    above 0 wherever the tokens are linearly independent, as T <= D tokens mostly are: then only the size says
+    anything."""
     return _margins_of(view, 0)
 
 
@@ -390,7 +394,9 @@ def _margins_of(view: LayerView, token: int) -> LayerValues:
     for z in as_float64(view.z):
         rest = z[others]
         size = rest.square().sum(-1).mean()
-        margin = hull_distance(rest) * hull_distance(z[token] - rest)
+        bound = math.sqrt(EQUAL * float(size))
+        distances = hull_distance(rest), hull_distance(z[token] - rest)
+        margin = math.prod(0.0 if distance <= bound else distance for distance in distances)
         margins.append(margin / float(size) if size > 0 else torch.nan)
     return torch.tensor(margins, dtype=torch.float64, device=view.z.device)
 
