@@ -31,7 +31,8 @@ def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any])
     for family in _families(source.name, config, head, own):
         try:
             with Bounds(source):
-                model, report = family.from_pretrained(source.location, **arguments)
+                # without its configuration, the attention implementation that config.json names would win
+                model, report = family.from_pretrained(source.location, config=_read_by(family, config), **arguments)
         except (SinkscopeError, torch.OutOfMemoryError, MemoryError, ImportError):
             raise
         except Exception as error:  # a defect of the checkpoint, or of the class
@@ -51,6 +52,13 @@ def of_class(source: Source, config: Any, head: bool, arguments: dict[str, Any])
             "model that transformers has for it is measured"
         ) from failure
     raise failure
+
+
+def _read_by(family: Any, config: Any) -> Any:
+    """The configuration that a class reads: the checkpoint's, or that of a part of it."""
+    kind = getattr(family, "config_class", None)
+    parts = [getattr(config, name, None) for name in getattr(type(config), "sub_configs", None) or {}]
+    return next((part for part in parts if kind is not None and type(part) is kind), config)
 
 
 def _own_classes(config: Any) -> dict[str, Any]:

@@ -184,6 +184,18 @@ def test_missing_pooler_is_no_harm(tmp_path: Path, scan_cli: Scan) -> None:
     assert scan(model, data=[[3, 4] * 8]).summary.complete is True
 
 
+@pytest.mark.parametrize("named", ["flash_attention_2", "someone/kernel"])
+def test_the_config_s_own_attention_implementation_is_not_loaded(named: str, copied: Path, tiny_folder: Path) -> None:
+    """It may be another package, or code that transformers would fetch from the Hub."""
+    edit_config(copied, _attn_implementation=named)
+    model = open_checkpoint(str(copied), LoadOptions()).model
+    assert model.config._attn_implementation == "sdpa"
+    ids = torch.arange(3, 13)[None]
+    with torch.no_grad():
+        expected = open_checkpoint(str(tiny_folder), LoadOptions()).model(ids)[0]
+        assert torch.equal(model(ids)[0], expected)
+
+
 def test_weights_of_layers_that_the_config_leaves_out_are_named(copied: Path, scan_cli: Scan) -> None:
     """One layer is measured of the two that the folder holds."""
     edit_config(copied, num_hidden_layers=1)
