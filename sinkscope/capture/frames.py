@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinkscope.capture.axes import given_several
 from sinkscope.capture.heard import Around, Kept, Pass, stream_kept
+from sinkscope.capture.hooks import first_returned
 from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.uncalled import is_stream
 
@@ -41,7 +42,7 @@ class Frame:
 
     def around(self, past: int, output: Any) -> Around:
         """What surrounded the attention calls before number `past` in it, where it returns `output`."""
-        hidden = output[0] if isinstance(output, tuple) and output else output
+        hidden = first_returned(output)
         return Around(
             self.path, self.first, past, self.kept, stream_kept(hidden), self.joint, self.last, self.read, self.reader,
             self.sizes, self.several,

@@ -17,6 +17,11 @@ Hook = Callable[..., Any]
 arguments stand behind `args`. What it returns is used as torch says of such hooks; None changes nothing."""
 
 
+def first_returned(output: Any) -> Any:
+    """What a module returns, or the first of several: a block may return its attention maps, or a cache, behind."""
+    return output[0] if isinstance(output, tuple | list) and output else output
+
+
 @contextmanager
 def hooked(
     modules: nn.Module | Iterable[nn.Module],

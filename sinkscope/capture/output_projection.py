@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from sinkscope.capture.alone import measuring
-from sinkscope.capture.hooks import forwards_only, unheard
+from sinkscope.capture.hooks import first_returned, forwards_only, unheard
 from sinkscope.capture.precision import has_float64
 from sinkscope.capture.private_doors import (
     conv1d,
@@ -318,7 +318,7 @@ def _applied(projection: nn.Module, rows: Tensor) -> Tensor:
     """
     with unheard() if measuring() else forwards_only():
         output = projection(rows)
-    return output[0] if isinstance(output, tuple) else output
+    return first_returned(output)
 
 
 def _plain(weight: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.hooks import hooked
+from sinkscope.capture.hooks import first_returned, hooked
 from sinkscope.capture.inline.calls import as_output, check_axes
 from sinkscope.capture.output_projection import is_linear
 
@@ -108,7 +108,7 @@ class OutputReaders:
 
     def returned(self, path: str, output: Any) -> None:
         """Takes what a module returns that it awaits."""
-        given = output[0] if isinstance(output, tuple) and output else output
+        given = first_returned(output)
         tensor = given if isinstance(given, Tensor) else None
         if path in self._open:
             self._open[path] = self._open[path][0], tensor

@@ -264,6 +264,8 @@ def kind_of(module: nn.Module, window: int | None, cross: bool, causal: bool, la
         return AttentionKind("cross")
     if window is None and getattr(module, "is_sliding", True):  # EXAONE 4 names the window in its full layers, too
         window = getattr(module, "sliding_window", None)
+    if window is None and getattr(module, "attention_type", None) == "local":  # GPT-Neo
+        window = getattr(getattr(module, "config", None), "window_size", None)
     if isinstance(window, int) and window > 0:
         return AttentionKind("sliding", window if causal else _keys_back(module, window))
     config = getattr(module, "config", None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.hooks import first_returned
 from sinkscope.capture.inline.calls import as_output, check_axes, sequences_first, turned_fold
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_sums, shown_keys
@@ -192,7 +193,7 @@ class Pending:
     def keep_written(self, output: Any, bias: Tensor, time_first: bool = False) -> None:
         """Keeps what the projection returns less its `bias` (D), where what it read was kept: the sum over heads of
         W_O^h w_i. `time_first`: it is known to return [T, B, D]."""
-        written = output[0] if isinstance(output, tuple) else output
+        written = first_returned(output)
         if (self.time_first or time_first) and written.dim() == 3:
             written = written.transpose(0, 1)
         if self.projected is not None and written.shape[:-1] == self.rows:

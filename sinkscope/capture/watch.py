@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.axes import by_sequence_and_position, channels_last, hidden_given
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.hooks import hooked
+from sinkscope.capture.hooks import first_returned, hooked
 from sinkscope.capture.inline.calls import InlineCall, SdpaCall, turned_fold
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import Passed, shadowed
@@ -185,7 +185,7 @@ class Capture:
 
     def _end_block(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
+            hidden = first_returned(output)
             plain = isinstance(hidden, Tensor) and hidden.dim() == 3  # hyper-connections have several residual streams
             self._finish(self._waiting.pop(path, []), hidden if plain else None)
             self._inputs.pop(path, None)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from sinkscope.checkpoints.placement import NO_PLAN, Placement
 from sinkscope.checkpoints.private_doors import lacks_tensor_plan, unpack
 from sinkscope.checkpoints.quiet import Report, quiet_transformers, silent
 from sinkscope.checkpoints.sources import LoadOptions, Source, check_dtype, find_source, weight_paths
-from sinkscope.checkpoints.tokenizers import load_tokenizer, why_not_loaded
+from sinkscope.checkpoints.tokenizers import check_tokenizer, load_tokenizer, why_not_loaded
 from sinkscope.checkpoints.weight_files import Hashing, stamps
 from sinkscope.checkpoints.wrappers import inner_model, wrapped_name
 from sinkscope.errors import OutOfMemory, SinkscopeError, first_line
@@ -142,6 +143,8 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     """
     outer = model
     model = inner_model(model) if isinstance(model, nn.Module) else model
+    if isinstance(model, PathLike):
+        raise SinkscopeError(f"a folder is given as text: {str(model)!r}, not {model!r}")
     if not isinstance(model, nn.Module):
         raise SinkscopeError(
             f"a model (torch.nn.Module) or a name is needed, not {type(outer).__name__}: where it holds one, give that"
@@ -155,6 +158,7 @@ def wrap_model(model: Any, tokenizer: Any = None, head: bool = False) -> Checkpo
     name = wrapped_name(outer)
     check_experts(name, base)
     check_finite(name, base)
+    check_tokenizer(tokenizer)
     checkpoint = Checkpoint(name, base, tokenizer, _named(name, tokenizer))
     add_facts(checkpoint)
     return checkpoint
@@ -168,6 +172,7 @@ def wrap_running(model: Any, tokenizer: Any = None, name: str | None = None) -> 
     """
     if not isinstance(model, nn.Module):
         raise SinkscopeError(f"a model (torch.nn.Module) is needed, not {type(model).__name__}")
+    check_tokenizer(tokenizer)
     inner, shown = inner_model(model), name or wrapped_name(model)
     checkpoint = Checkpoint(shown, inner, tokenizer, _named(shown, tokenizer))
     add_facts(checkpoint)

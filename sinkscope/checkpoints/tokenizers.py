@@ -62,6 +62,14 @@ def named_tokenizer(name: str) -> Any:
     raise SinkscopeError(f"{name} gives no tokenizer: {problem}")
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises SinkscopeError for what is given as a tokenizer and is none."""
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "convert_ids_to_tokens")):
+        raise SinkscopeError(
+            f"tokenizer={tokenizer!r}: a tokenizer of transformers is needed (AutoTokenizer.from_pretrained makes one)"
+        )
+
+
 FILES = ("tokenizer*.json", "vocab*.json", "special_tokens_map.json", "added_tokens.json")
 OTHERS = ("*.model", "*.tiktoken", "vocab.txt", "merges.txt", "*.py")
 """Files of a tokenizer, those that are JSON and others."""

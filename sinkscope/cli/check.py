@@ -83,8 +83,8 @@ def check(
 
         files[junit] = junit_xml(verdict)
     write_files(files)
-    if html is not None:
-        say(f"wrote {html}")
+    for file in files:
+        say(f"wrote {file}")
     show(verdict, as_json)
     if not verdict.passed:
         raise typer.Exit(FAILED)

@@ -238,6 +238,7 @@ def maps_of(run: Run, text: str, heads: list[tuple[int, int]], lengths: list[int
     return attention_maps(
         model.id, text, layers, heads, lengths, dtype=model.dtype or "auto", revision=model.revision,
         trust_remote_code=trust, adapter=None if model.adapter is None else model.adapter.path,
+        weights=model.weights_sha256,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def watch(
     ] = 1,
     limit: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Measure at most N sequences of each model.", rich_help_panel=FIRST),
+        typer.Option(metavar="N", help="Stop after the batch with a model's N-th sequence.", rich_help_panel=FIRST),
     ] = None,
     until: Annotated[
         int | None,

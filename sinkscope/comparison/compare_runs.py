@@ -125,13 +125,13 @@ class Comparison(ShownComparison):
 
 
 def compare(
-    a: Run, b: Run, *, metrics: list[str] | None = None, paired: bool = True,
+    a: Run, b: Run, *, metrics: list[str] | str | None = None, paired: bool = True,
     equivalence_margin: Mapping[str, float] | None = None,
 ) -> Comparison:  # fmt: skip
     """Compares two runs. Differences are b - a.
 
     Args:
-        metrics: names of per-sequence metrics; None means bos_mass, sink_score, entropy and honor, [] means all.
+        metrics: names of per-sequence metrics, or one; None means bos_mass, sink_score, entropy and honor, [] all.
         paired: whether the runs read the same token sequences, each its own control; False treats them as separate
             samples (Welch's test), for runs over different text.
         equivalence_margin: for each metric that is tested for equivalence, the largest difference that does not matter,
@@ -145,7 +145,8 @@ def compare(
     for run in a, b:
         need_run(run)
     pairs, notes = _matched(a, b, paired)
-    names = chosen_metrics([a, b], _default_metrics(a, b, notes) if metrics is None else metrics)
+    asked = [metrics] if isinstance(metrics, str) else metrics
+    names = chosen_metrics([a, b], _default_metrics(a, b, notes) if asked is None else asked)
     names = _comparable(a, b, names, bool(metrics), notes)
     _check_margins(equivalence_margin or {}, names)
     same = sorted(_shape(a, [in_a for in_a, _, _ in pairs])) == sorted(_shape(b, [in_b for _, in_b, _ in pairs]))

@@ -135,6 +135,8 @@ def check(run: Run, baseline: Baseline, policy: Policy = DEFAULT) -> Verdict:
     if not isinstance(baseline, Baseline):
         kind = type(baseline).__name__
         raise SinkscopeError(f"a Baseline is needed, not {kind}: read_baseline(FILE) reads, baseline_of(run) makes one")
+    if not isinstance(policy, Policy):
+        raise SinkscopeError(f"a Policy is needed, not {type(policy).__name__}: read_policy(Path(FILE)) reads one")
     names = [rule.metric for rule in policy.rules]
     refuse_moved(names, now.measured, baseline.measured, "write the baseline again from a new scan of its model")
     same, notes = dict[str, bool](), list[str]()

@@ -32,7 +32,7 @@ def ablate(
     model: Any,
     run: Run | str | Path,
     *,
-    scores: Sequence[str] = ("honor",),
+    scores: Sequence[str] | str = ("honor",),
     fractions: Sequence[float] = (0.05, 0.1, 0.2),
     tokens: str | None = None,
     data: Any = "prose",
@@ -76,8 +76,8 @@ def ablate(
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
     loaded = processes.run(lambda: run if isinstance(run, Run) else load_run(run))
-    chosen = list(dict.fromkeys(map(read_score, scores)))
-    shares = check_fractions(list(fractions))
+    chosen = list(dict.fromkeys(map(read_score, [scores] if isinstance(scores, str) else scores)))
+    shares = check_fractions([fractions] if isinstance(fractions, int | float) else list(fractions))
     if tokens is not None and tokens not in TOKENS:
         raise SinkscopeError(f"--tokens {tokens!r}: choose one of {', '.join(TOKENS)}")
     if not chosen or not shares:

@@ -38,14 +38,15 @@ def attention_map(
 def attention_maps(
     model: str, text: str, layers: list[int], heads: Sequence[tuple[int, int]], lengths: Sequence[int] = (), *,
     device: str = "auto", dtype: str = "auto", revision: str | None = None, trust_remote_code: bool = False,
-    adapter: str | None = None,
+    adapter: str | None = None, weights: str | None = None,
 ) -> list[HeadMap]:  # fmt: skip
     """The map of every (layer, head), first over the first length's tokens, then over the next's.
 
     `lengths`: each reads so many first tokens of the text in a pass of its own; none reads the whole text. The
     tokenizer adds its usual special tokens. `layers`: the numbers of the layers that have attention, in order, as a
-    run's manifest lists them; hybrid models have layers without attention. Raises SinkscopeError where the model cannot
-    be loaded or has no tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has
+    run's manifest lists them; hybrid models have layers without attention. `weights`: the SHA-256 that the weights must
+    have, as a run's manifest says; None takes any. Raises SinkscopeError where the model cannot be loaded, has other
+    weights or no tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has
     positions, a layer or head does not exist, or the model does not return one map per layer.
     """
     from sinkscope.checkpoints import LoadOptions, open_checkpoint
@@ -57,6 +58,8 @@ def attention_maps(
         checkpoint = open_checkpoint(model, options)
     except SinkscopeError as error:
         raise SinkscopeError(f"no run stores attention maps: the model must be loaded to draw them. {error}") from None
+    if weights is not None and checkpoint.facts["weights_sha256"] not in (None, weights):
+        raise SinkscopeError(f"{model} holds other weights than the run was made of: scan it again, or put those back")
     if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
         raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]

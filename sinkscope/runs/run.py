@@ -208,6 +208,8 @@ def load_run(path: str | Path) -> Run:
         if missing:
             raise ValueError(f"its manifest names no table {missing[0]}")
         tables = {name: _read_table(folder, name, manifest) for name in expected}
+    except PermissionError as error:
+        raise SinkscopeError(f"cannot read {error.filename or folder}: {error.strerror}") from None
     except Exception as error:  # pandas and pyarrow raise anything over a damaged file
         raise SinkscopeError(f"run {folder} is damaged: {first_line(error)}") from None
     if isinstance(answer, dict) and answer.get("schema_version") == 1:

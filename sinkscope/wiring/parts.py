@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.axes import by_sequence
-from sinkscope.capture.hooks import hooked
+from sinkscope.capture.hooks import first_returned, hooked
 from sinkscope.capture.output_projection import is_linear
 from sinkscope.capture.plan import Plan
 from sinkscope.capture.precision import as_float64
@@ -45,7 +45,7 @@ class Parts:
 
 def first_tensor(output: Any) -> Tensor | None:
     """What a module returns, or the first of several; None where that is no tensor."""
-    first = output[0] if isinstance(output, tuple) and output else output
+    first = first_returned(output)
     return first if isinstance(first, Tensor) else None
 
 

@@ -44,6 +44,11 @@ def layers(family: str, length: int, **settings: Any) -> Any:
         ("exaone4", MIXED, ["sliding:8", "full"]),  # every layer has the attribute sliding_window
         ("doge", {"sliding_window": 8, "num_hidden_layers": 2}, ["sliding:8"] * 2),  # it makes a mask of its own
         ("doge", {"num_hidden_layers": 2}, ["full"] * 2),
+        (
+            "gpt_neo",
+            {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+            ["full", "sliding:8"],
+        ),
     ],
 )
 def test_a_layer_has_the_window_of_its_mask(family: str, settings: dict[str, Any], kinds: list[str]) -> None:

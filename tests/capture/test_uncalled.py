@@ -13,6 +13,7 @@ from own_code import READ, ids_of, watched
 from plain_models import HEADS, VOCABULARY, WIDTH
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import OpenAIGPTConfig, OpenAIGPTModel
 from watched import hooks
 
 import sinkscope
@@ -234,3 +235,13 @@ def test_branches_side_by_side_are_no_blocks() -> None:
     units = [torch.nn.functional.normalize(stream[:, 1:], dim=-1) for stream in given]
     pairs = [(unit @ unit.mT).sum((1, 2)).sub(23).div(23 * 22).mean() for unit in units]
     np.testing.assert_allclose(run.layers["avg_cos_output"], np.repeat(pairs, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_block_may_return_a_list(read: Read) -> None:
+    """As OpenAI GPT's: the stream first, attention maps behind it."""
+    torch.manual_seed(0)
+    model = OpenAIGPTModel(OpenAIGPTConfig(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32)).eval()
+    layers = read(model, torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(0))).layers
+    assert layers["avg_cos_output"][0] == pytest.approx(layers["avg_cos_residual"][1], abs=1e-6)
+    assert layers["avg_cos_output"].notna().all()

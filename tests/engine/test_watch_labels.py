@@ -10,7 +10,9 @@ import pytest
 import torch
 from models import VOCABULARY, tiny
 from torch import Tensor, nn
+from transformers import DynamicCache
 from watched import warnings_of
+from writers import CACHE
 
 import sinkscope
 from sinkscope import Run, compare
@@ -18,6 +20,7 @@ from sinkscope.capture.given import given_digests
 from sinkscope.comparison.baseline import baseline_of
 from sinkscope.comparison.compare_runs import NotPaired
 from sinkscope.comparison.gate import check
+from sinkscope.engine.watching.following import CUT
 from sinkscope.present.html.report import render_report
 from sinkscope.present.terminal.run import render_run
 
@@ -275,3 +278,20 @@ def test_a_tensor_without_numbers_is_like_no_other() -> None:
     assert given_digests((x,), {}, 2, False) != given_digests((x,), {}, 2, False)
     half = torch.zeros(2, 4, dtype=torch.bfloat16)
     assert given_digests((half,), {}, 2, False) == given_digests((half,), {}, 2, False)
+
+
+@pytest.mark.filterwarnings("ignore:sinkscope")
+@pytest.mark.parametrize("ends", ["label", "run", "reset"])
+def test_a_text_that_goes_on_after_its_condition_is_named(ends: str) -> None:
+    """Its first tokens are measured, or forgotten; what follows over the same cache belongs to no condition."""
+    model = tiny("llama")
+    ids = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        cache = DynamicCache(config=model.config)
+        model(ids, **{CACHE: cache})
+        for name in ("second",) if ends == "reset" else ("second", "third"):
+            {"label": lambda name=name: seen.label(name), "run": seen.run, "reset": seen.reset}[ends]()
+            model(ids, **{CACHE: cache})
+    again = "" if ends == "reset" else " (2 times)"
+    assert seen.left_out == [f"{CUT}{again}"]
+    assert seen.sequences == (0 if ends == "reset" else 2)

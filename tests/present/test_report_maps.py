@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from desk import enlarged, scanned
 from markupsafe import escape
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import sinkscope
@@ -161,3 +162,17 @@ def test_maps_say_that_the_model_is_loaded_again(tmp_path: Path) -> None:
         assert "no run stores attention maps: the model must be loaded to draw them" in refused.stderr
         assert str(tmp_path / "gone") in refused.stderr.replace("\n", "")
         assert not (tmp_path / "out.svg").exists()
+
+
+@pytest.mark.slow
+def test_maps_of_other_weights_than_the_run_s_are_refused(copied: Path, tmp_path: Path) -> None:
+    sinkscope.scan(str(copied), seq_len=32, num_sequences=2, self_check=False).save(tmp_path / "run")
+    weights = load_file(copied / "model.safetensors")
+    save_file({name: 1.1 * tensor for name, tensor in weights.items()}, copied / "model.safetensors", {"format": "pt"})
+    drawn = "plot", "--figure", "attention", "--layer", "0", "--head", "1"
+    for command, out in ((("report", "--maps", "1.0"), tmp_path / "r.html"), (drawn, tmp_path / "r.svg")):
+        words = [command[0], tmp_path / "run", *command[1:], "--text", "A short text.", "-o", out]
+        refused = CliRunner().invoke(app, [*map(str, words)])
+        assert refused.exit_code == 2
+        assert f"{copied} holds other weights than the run was made of" in refused.stderr
+        assert not out.exists()

@@ -31,6 +31,11 @@ SHARED = (
 BROKEN = "a pass raised an error"
 LEFT = "a sequence that left its batch before the others ended was not read"
 
+CUT = (
+    "a text that goes on over its cache after label(), run(), reset() or the end of the block was not read: begin it "
+    "with a new cache"
+)
+
 ASKED = 8
 """Passes in a row that are heard only to learn whether they keep their keys. Each takes a third longer so; a model that
 kept nothing in as many is not asked again before a pass that is measured does, so that `every` makes a watch cheap."""
@@ -60,12 +65,14 @@ class Follower:
         self.listener = Listener(model, self._wants, self._ended, self.leave_out, along, anywhere)
         self._model, self._first, self._measure = model, begin, measure
         self._every, self._limit, self._until = every, limit, until
+        self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
         self.reset(label)
 
     def reset(self, label: str) -> None:
-        """Forgets the sequences under way."""
+        """Forgets the sequences under way, but that they were."""
         self.label = label
-        self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
+        self._cut: dict[int, weakref.ref[Any]] = {key: cache for key, (cache, *_) in self._open.items()}
+        self._open = {}
         self._current: Joined | None = None
         self._latest: dict[int, weakref.ref[Joined]] = {}
         self._own: OwnCache | None = None
@@ -163,10 +170,11 @@ class Follower:
         if cache is not None and before:
             entry = self._open.get(id(cache))
             if entry is None or entry[0]() is not cache:
-                if self._every == 1 and not self._full:
-                    self.leave_out(f"{outside} was not read")
+                self._leave_out_cache(CUT if self._was_cut(cache) else f"{outside} was not read")
                 return False, None
             joined = self._end_long(id(cache), before)
+            if self._was_cut(cache):
+                self._leave_out_cache(CUT)
             return joined is not None, joined
         if cache is not None:
             self._close(id(cache))  # it was emptied
@@ -175,6 +183,16 @@ class Follower:
         if not wanted and cache is not None:
             self._begin(cache, None)
         return wanted, None
+
+    def _was_cut(self, cache: Any) -> bool:
+        """Whether the sequences over a cache were ended while it may go on."""
+        cut = self._cut.get(id(cache))
+        return cut is not None and cut() is cache
+
+    def _leave_out_cache(self, why: str) -> None:
+        """Notes a pass over a cache that is not measured, unless a measurement of some sequences alone explains it."""
+        if self._every == 1 and not self._full:
+            self.leave_out(why)
 
     def _end_long(self, key: int, before: int | None = None) -> Joined | None:
         """Measures the sequences that are open over a cache where they have `until` positions; returns them where they
@@ -329,9 +347,12 @@ class Follower:
     def close_all(self) -> None:
         self._give_up_missed()
         for key, (cache, joined, label) in [*self._open.items()]:
+            cut = joined is not None or key in self._cut
             self._close(key)
-            if joined is not None and cache() is not None:
+            if cache() is not None:
                 self._open[key] = cache, None, label
+                if cut:
+                    self._cut[key] = cache
 
     def _give_up_missed(self) -> None:
         """Measures no sequence of which a pass was not heard: without its last pass it would look whole."""
@@ -348,6 +369,7 @@ class Follower:
                 self.leave_out(MISSED)
 
     def _close(self, key: int) -> None:
+        self._cut.pop(key, None)
         _, joined, label = self._open.pop(key, (None, None, ""))
         if joined is None:
             return

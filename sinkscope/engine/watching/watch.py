@@ -48,7 +48,7 @@ class Watch:
     ) -> None:  # fmt: skip
         for value, what, least in ((every, "every", 1), (limit, "limit", 1), (until, "until", 2)):
             if value is not None and (not isinstance(value, int) or value < least):
-                raise SinkscopeError(f"{what}={value}: a whole number from {least} on is needed")
+                raise SinkscopeError(f"{what}={value!r}: a whole number from {least} on is needed")
         self._checkpoint = wrap_running(model, tokenizer, name)
         self._request = make_request(
             model=self._checkpoint.name, given="watched passes", epsilon=epsilon, dormant_rule=dormant_rule,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from sinkscope.capture.hooks import hooked
+from sinkscope.capture.hooks import first_returned, hooked
 from sinkscope.capture.kernels.sums import AttentionSums
 from sinkscope.capture.precision import as_float64
 from sinkscope.capture.token_sums import token_sums
@@ -187,7 +187,7 @@ class Cosines:
             yield
 
     def _read(self, layer: nn.Module, args: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = first_returned(output)
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise SinkscopeError(f"--cosines: {type(layer).__name__} returns no single residual stream")
         if layer not in self._found:

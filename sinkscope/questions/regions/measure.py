@@ -87,6 +87,13 @@ class RegionMeasure(Measurement):
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         return {"regions": region_table(findings.domains, findings.sites)}
 
+    def left_out(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+        if len(tables[self.name]):
+            return []
+        return [
+            f"--measure {self.name}: no sequence is a conversation whose speakers are known, so it measured nothing"
+        ]
+
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
         add_regions(streams, tables["regions"])
 

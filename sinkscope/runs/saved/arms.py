@@ -234,7 +234,8 @@ def placed(saved: Sequence[SavedArms], runs: Sequence[Run]) -> list[list[SavedAr
         fitting = [place for place, run in enumerate(runs) if _same_model(arms.facts.model, run.manifest.model)]
         if not fitting:
             raise SinkscopeError(
-                f"the arms in {arms.path} are of {arms.facts.model.shown}, and no run is of that model: give its run"
+                f"the arms in {arms.path} are of {arms.facts.model.shown}, and no run is of that model with the same "
+                "weights, adapter and quantisation: give its run"
             )
         places[max(fitting, key=lambda place: _nearness(arms.facts, runs[place]))].append(arms)
     return places
