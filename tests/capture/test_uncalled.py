@@ -240,8 +240,18 @@ def test_branches_side_by_side_are_no_blocks() -> None:
 @pytest.mark.parametrize("read", READ)
 def test_a_block_may_return_a_list(read: Read) -> None:
     """As OpenAI GPT's: the stream first, attention maps behind it."""
+
+    class States(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.inner(ids)[0]  # type: ignore[no-any-return]
+
     torch.manual_seed(0)
     model = OpenAIGPTModel(OpenAIGPTConfig(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32)).eval()
-    layers = read(model, torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(0))).layers
+    ids = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+    layers = read(States(model).eval(), ids).layers
     assert layers["avg_cos_output"][0] == pytest.approx(layers["avg_cos_residual"][1], abs=1e-6)
     assert layers["avg_cos_output"].notna().all()
