@@ -74,7 +74,8 @@ The column `kind` of a layer says which keys query i may see: all (`full`), thos
 of its own chunk of C (`chunked:C`), or those from i-W+1 on (`sliding:W`). In causal attention the latter are the last W
 keys up to i. Where attention goes both ways, as many are ahead, up to i+W-1; in T5Gemma 2 it is one more where its own
 window is an even number. Models count windows both ways in other ways: the configurations of ModernBERT and T5Gemma
-name W-1, and that of T5Gemma 2 names all the keys that a query sees.
+name W-1, and that of T5Gemma 2 names all the keys that a query sees. Where a model chooses keys for each query
+(DeepSeek V3.2), `kind` does not say which.
 
 ## Learned keys
 

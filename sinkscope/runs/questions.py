@@ -12,8 +12,8 @@ else it has stands in modules of the folder, each found by its name and loaded w
     columns.json   the definitions of its columns, for what must not load torch; written by
                    `python -m sinkscope.tables.write_catalogue`
 
-Only `measure` is needed; everything absent is not offered. A package brings a question by an entry point of the group
-`sinkscope.questions`, whose name is the question's and whose object is the `Question`.
+A question has `columns` or `measure`; what else is absent is not offered. A package brings a question by an entry point
+of the group `sinkscope.questions`, whose name is the question's and whose object is the `Question`.
 """
 
 from __future__ import annotations

@@ -219,6 +219,7 @@ def test_a_folder_of_pictures_with_a_prompt(llava: Path, pictures: Path, scan_cl
     assert list(summary["streams"]) == ["vision", "text"]
     assert summary["sequences"] == 3
     assert summary["image_tokens"]["count"] == 16
+    assert manifest["data"][0]["documents"][:2] == ["a.jpg", "b.png"]
     other = scan_cli(llava, "--images", pictures, "--num-sequences", 3, seq_len=False, name="other")
     assert other.json("manifest")["data"][0]["fingerprint"] != manifest["data"][0]["fingerprint"]
     assert other.json("manifest")["data"][0]["seq_len"] != manifest["data"][0]["seq_len"]
@@ -242,6 +243,8 @@ def test_a_vision_model_reads_the_folder_alone(
     found = sinkscope.load_run(outcome.folder)
     assert np.allclose(found.heads["bos_mass"], expected.heads["bos_mass"], atol=1e-6)
     assert found.manifest.data[0].fingerprint == expected.manifest.data[0].fingerprint
+    assert found.manifest.data[0].documents == ["a.jpg", "b.png"]
+    assert expected.manifest.data[0].documents == ["picture 0", "picture 1"]
     assert "reads pictures alone" in refused(folder, "--images", pictures, "--prompt", "What?", seq_len=False, name="b")
 
 

@@ -16,7 +16,7 @@ from sinkscope.engine.input_kinds.kind import InputKind, Reading
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules
 from sinkscope.inputs.batches import DECODER, batches
-from sinkscope.inputs.corpus import warn_of_count
+from sinkscope.inputs.corpus import Corpus, warn_of_count
 from sinkscope.inputs.images import picture_paths, processed
 from sinkscope.inputs.signals import (
     KINDS,
@@ -81,7 +81,8 @@ class SignalInput(InputKind):
         raise SinkscopeError(f"the parts of a layer are found in a pass over token ids, but {what}")
 
     def read(self, positions: int) -> Reading:
-        corpus, tokens = self._signals.corpus(positions), self._signals.tokens(positions)
+        corpus = named_by_files(self._signals.corpus(positions), self.request)
+        tokens = self._signals.tokens(positions)
         warn_of_count(corpus, self.request.num_sequences or 0)
         names, text_from = KindNames(NAMES), self._signals.text_from
         return Reading(signal_rules(), [corpus], [tokens], names, self, decoder_input=text_from)
@@ -127,6 +128,17 @@ class SignalInput(InputKind):
             return None
         size = getattr(self.checkpoint.model.config, "vocab_size", None)
         return size if isinstance(size, int) else self.checkpoint.vocabulary
+
+
+def named_by_files(corpus: Corpus, request: Request) -> Corpus:
+    """The corpus of a request, whose sequences have the names of their files where they come from a folder."""
+    if request.images is not None:
+        paths = picture_paths(Path(request.images))
+    elif request.audio is not None:
+        paths = sound_paths(Path(request.audio))
+    else:
+        return corpus
+    return replace(corpus, pieces=[(path.name,) for path in paths[: len(corpus.ids)]])
 
 
 def signal_asked_for(request: Request, forward: Forward) -> str | None:

@@ -14,7 +14,7 @@ from sinkscope.checkpoints import Checkpoint
 from sinkscope.checkpoints.checkpoint import check_length
 from sinkscope.checkpoints.forward import Forward
 from sinkscope.engine.input_kinds.kind import InputKind, Reading
-from sinkscope.engine.input_kinds.signals import refuse_text_settings, signal_asked_for
+from sinkscope.engine.input_kinds.signals import named_by_files, refuse_text_settings, signal_asked_for
 from sinkscope.errors import SinkscopeError
 from sinkscope.inputs import TokenRules, token_rules
 from sinkscope.inputs.batches import batches, token_data
@@ -69,7 +69,7 @@ class SignalTextInput(InputKind):
         tokenizer = self.checkpoint.tokenizer
         rules = token_rules(tokenizer, self.checkpoint.vocabulary)
         names = ImageNames(tokenizer, self._image)
-        corpus = self._read.corpus()
+        corpus = named_by_files(self._read.corpus(), self.request)
         warn_of_count(corpus, self.request.num_sequences or 0)
         return Reading(rules, [corpus], [self._read.tokens], names, self)
 

@@ -23,8 +23,8 @@ def _evidence(name: str, what: str) -> tuple[ColumnSchema, ...]:
 FIRST_COLUMNS = (
     *_evidence("alpha_0_bos_first", "Mean alpha_k at k = 0, over the sequences that begin with BOS."),
     *_evidence("alpha_0_other_first", "Mean alpha_k at k = 0, over the sequences without BOS."),
-    *_evidence("alpha_bos_later", "Mean alpha_k at the position k of BOS, over the sequences in which BOS stands "
-        "later, k > 0."),
+    *_evidence("alpha_bos_later", "Mean alpha_k at the position k of the first BOS, over the sequences in which "
+        "BOS stands later, k > 0."),
     *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0, over the sequences in which BOS stands later."),
     key(
         "verdict", "string", "token: alpha_bos_later > epsilon, so the sink follows BOS. position: alpha_0_other_first "
