@@ -13,6 +13,7 @@ import typer
 from sinkscope.cli.common import check_writable, say
 from sinkscope.errors import SinkscopeError, did_you_mean
 from sinkscope.present.paper.format import FORMATS, Format, format_of_file
+from sinkscope.present.text import readable
 from sinkscope.runs.folder import write_file
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def put(out: Path | None, content: str | bytes) -> None:
         write_file(out, content)
         say(f"wrote {out}")
     else:
-        sys.stdout.write(content if isinstance(content, str) else content.decode())
+        text = content if isinstance(content, str) else content.decode()
+        sys.stdout.write(readable(text) if sys.stdout.isatty() else text)
 
 
 def table_of(

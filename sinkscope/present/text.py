@@ -23,12 +23,18 @@ def printable(text: str) -> str:
 
     Nor does a line that begins with it become a command to a CI runner: `::` and `##[` lose their first sign so, too.
     """
-    shown = (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return no_command(text if text.isprintable() else _escaped(text, ""))
+
+
+def readable(text: str) -> str:
+    """A file's text on a terminal: its lines and tabs, and every other control character as its escape."""
+    return _escaped(text, "\n\t")
+
+
+def _escaped(text: str, kept: str) -> str:
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in text
     )
-    return no_command(shown)
 
 
 def no_command(line: str) -> str:

@@ -128,6 +128,7 @@ def test_it_is_documented_by_every_command() -> None:
     told = sinkscope("metrics", "steady_share").stdout
     assert "steadiness.csv (scan --measure steadiness): one row per (stream, layer, head)" in told
     assert "B is the bar (--bar)." in told
+    assert "Address:" not in told, "the pages of sinkscope do not define it"
     columns = json.loads(sinkscope("schema", "steadiness").stdout)["columns"]
     assert [each["name"] for each in columns][-3:] == ["steady_alpha", "steady_alpha_sem", "steady_share"]
     bar = json.loads(sinkscope("schema", "request").stdout)["properties"]["bar"]

@@ -13,10 +13,11 @@ from desk import scanned
 
 from sinkscope import SinkscopeError, load_run
 from sinkscope.metrics.extension import code_sha256
+from sinkscope.present.text import readable
 from sinkscope.runs.folder import sha256_of
 from sinkscope.runs.per_sequence import cells
 from sinkscope.runs.request import make_request
-from sinkscope.runs.schema.base import plain
+from sinkscope.runs.schema.base import plain, to_json
 from sinkscope.tables.columns import RUN_COLUMNS, run_column
 
 
@@ -103,3 +104,15 @@ def test_the_code_of_a_metric_typed_into_a_session() -> None:
 
     first, again, other = (typed(f"def own(view):\n    return view + {number}") for number in (1, 1, 2))
     assert code_sha256(first) == code_sha256(again) != code_sha256(other)
+
+
+def test_json_holds_no_code_of_a_terminal() -> None:
+    name = "a\x1b[31m\x9b31m\u202eb\u2066c\x7fd é"
+    text = to_json({"name": name})
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text) == {"name": name}
+    assert "é" in text
+
+
+def test_a_file_shown_on_a_terminal_keeps_its_lines() -> None:
+    assert readable("a\tb\n::c\x1b[2J\x9b\n") == "a\tb\n::c\\x1b[2J\\x9b\n"

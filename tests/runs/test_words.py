@@ -28,7 +28,7 @@ def test_one_head_is_spoken_of_as_one() -> None:
     summary = make_run().summary.streams["text"]
     one = summary.model_copy(update={"sink_heads": 1, "heads": 8})
     assert _sink_words(one, 0.3).startswith("Attention sink: 1 of 8 heads gives the first token more than 0.3 of its ")
-    counts = {"smooths": 1, "sharpens": 0, "neither": 7, "differs": 0, "missing": 0}
+    counts = {"smooths": 1, "sharpens": 0, "neither": 7, "differs": 0, "missing": 0, "equal": 0}
     assert "1 of 8 heads makes tokens more similar the denser it attends, 0 less" in smoothing_words(counts, 8)
     dormant = DormantHeads(rule="honor<0.4", count=0, heads=[])
     assert dormant_words(dormant, 1) == "none of 1 head"

@@ -167,9 +167,11 @@ def anchor(column: Column) -> str:
 
 
 def _address(column: dict[str, Any]) -> list[str]:
-    """The line that says where a column that comes with sinkscope is defined; none for a user's own metric."""
+    """The line that says where a column that comes with sinkscope is defined; none for one of the user's own or of
+    another package."""
     key = (column["name"], column["table"])
-    entries = [entry for entry in catalogue() if (entry.name, entry.table) == key]
+    brought = [entry for name in QUESTIONS if not QUESTIONS.ships(name) for entry in QUESTIONS[name].columns]
+    entries = [entry for entry in catalogue() if (entry.name, entry.table) == key and entry not in brought]
     return [f"Address: docs/metrics.md#{anchor(entries[0])}"] if entries else []
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import math
+import re
 import reprlib
 import sys
 import textwrap
@@ -94,9 +95,14 @@ def first_fault(error: ValidationError) -> str:
     return f"{place}: {words}" if place else words
 
 
+CODES = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def to_json(data: Any) -> str:
-    """The text of a JSON file; NaN and infinities become null."""
-    return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """The text of a JSON file; NaN and infinities become null. What a terminal would take for a code, or for the other
+    direction of writing, is escaped, as JSON itself escapes other control characters."""
+    text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+    return CODES.sub(lambda code: f"\\u{ord(code[0]):04x}", text) + "\n"
 
 
 def plain(data: Any) -> Any:
