@@ -178,7 +178,7 @@ class StillCached:
         if self.foreign and bool((weighs() & ~known).any()):
             raise SinkscopeError(
                 f"the cache of {name} holds keys or values that no token had (it merges, rounds, rotates or overwrites "
-                "them): such a sequence is not read"
+                "them, or its sequences changed places without reorder_cache): such a sequence is not read"
             )
         places = torch.arange(keys.shape[2], device=keys.device)
         seen = (places >= first.view(-1, 1, 1)) & known
