@@ -121,7 +121,10 @@ def why_not_loaded(source: Source, error: Exception | SystemExit) -> str:
     if is_unknown_type(error):
         return f"{source.name} is of a model type this transformers does not know: {first_line(error)}"
     if isinstance(error, KeyError) and error.args:
-        return f"cannot load {source.name}: it lacks {shorten(str(error))}"
+        return (
+            f"cannot load {source.name}: transformers finds no {shorten(str(error))}; a setting of its config.json is "
+            "missing, or names what transformers does not know"
+        )
     return f"cannot load {source.name}: {all_lines(error)}"
 
 

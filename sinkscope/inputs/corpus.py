@@ -255,7 +255,7 @@ def _as_given(source: DataSource, rules: TokenRules, seq_len: int, wanted: int, 
         longest = max(len(document.ids or ()) for document in source.documents)
         raise SinkscopeError(
             f"data {source.spec!r} is too short: no sequence has {seq_len} token ids (the longest has {longest}); "
-            "give a smaller --seq-len"
+            + ("give a smaller --seq-len" if longest >= 2 else "a row of at least 2 is needed")
         )
     chosen = [long_enough[i] for i in sorted(drawn(len(long_enough), wanted, seed)[:wanted])]
     corpus = Corpus(

@@ -171,7 +171,7 @@ class Watch:
                 f"no attention of {self._checkpoint.name} was read: it has none, computes it in a way that is not read "
                 "(docs/watch.md names those that are), or attends over one position at a time"
             )
-        return f"{self._checkpoint.name} was not run in the `with` block" + (
+        return f"{self._checkpoint.name} was not run in the `with` block, or not since reset()" + (
             "" if self._threads else ", by the thread that entered it: threads=True watches all threads"
         )
 
