@@ -1,4 +1,5 @@
-"""The widest float type that a device has, and computing in full precision beside a model that does not."""
+"""The widest float type that a device has, computing in full precision beside a model that does not, and what rounding
+leaves between equal vectors."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -45,3 +47,15 @@ def undisturbing() -> AbstractContextManager[Any]:
     for kind in kinds:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+EQUAL = 2.0**-36
+"""Vectors are taken as equal where their mean square around their mean is at most this share of their mean square.
+Rounding leaves 4e-13 of it between the tokens of one id, repeated, in Gemma-3-270M in float32; those of random ids have
+2.5e-2 or more."""
+
+
+def are_equal(spread: Float[Tensor, "*batch"], mean_square: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+    """Whether vectors are equal, as far as rounding tells. `spread`: their mean square around their mean, whose square
+    is `mean_square`."""
+    return spread <= EQUAL * (spread + mean_square)

@@ -49,19 +49,12 @@ def attention_maps(
     weights or no tokenizer, the text has no token, more than 256 or fewer than a length, more than the model has
     positions, a layer or head does not exist, or the model does not return one map per layer.
     """
-    from sinkscope.checkpoints import LoadOptions, open_checkpoint
+    from sinkscope.checkpoints import LoadOptions
 
     options = LoadOptions(
         revision=revision, device=device, dtype=dtype, trust_remote_code=trust_remote_code, adapter=adapter
     )
-    try:
-        checkpoint = open_checkpoint(model, options)
-    except SinkscopeError as error:
-        raise SinkscopeError(f"no run stores attention maps: the model must be loaded to draw them. {error}") from None
-    if weights is not None and checkpoint.facts["weights_sha256"] not in (None, weights):
-        raise SinkscopeError(f"{model} holds other weights than the run was made of: scan it again, or put those back")
-    if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
-        raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")
+    checkpoint = _opened(model, options, weights)
     ids = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
     if not 0 < ids.shape[1] <= MOST_TOKENS:
         raise SinkscopeError(f"--text has {ids.shape[1]} tokens: give 1 to {MOST_TOKENS}, the map must stay readable")
@@ -81,6 +74,21 @@ def attention_maps(
         for layer, head in heads:
             head_maps.append(HeadMap(layer, head, _of_head(maps, layers, layer, head), tokens))
     return head_maps
+
+
+def _opened(model: str, options: Any, weights: str | None) -> Any:
+    """The checkpoint, which has these weights and a tokenizer."""
+    from sinkscope.checkpoints import open_checkpoint
+
+    try:
+        checkpoint = open_checkpoint(model, options)
+    except SinkscopeError as error:
+        raise SinkscopeError(f"no run stores attention maps: the model must be loaded to draw them. {error}") from None
+    if weights is not None and checkpoint.facts["weights_sha256"] not in (None, weights):
+        raise SinkscopeError(f"{model} holds other weights than the run was made of: scan it again, or put those back")
+    if not callable(checkpoint.tokenizer):  # None, or the KindNames of a model that reads vectors
+        raise SinkscopeError(f"{model} has no tokenizer: it cannot read a text")
+    return checkpoint
 
 
 def _own_maps(model: str, checkpoint: Any, ids: Any, expected: int) -> list[Any]:

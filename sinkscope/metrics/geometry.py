@@ -6,13 +6,15 @@ cosines is a dot product with the sum of unit keys. Unless a column says otherwi
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sinkscope.capture.precision import as_float64
+from sinkscope.capture.precision import EQUAL, as_float64
 from sinkscope.capture.view import LayerView
 from sinkscope.metrics.registry import head_metric
 
@@ -100,3 +102,14 @@ def _target(system: Tensor) -> Tensor:
     target = system.new_zeros(len(system))
     target[-1] = 1
     return target
+
+
+def largest_margin(z: Float[Tensor, "token channel"], token: int) -> float:
+    """The largest margin of a sink at one of these tokens, as `alignment_margin` defines it; NaN where all others are
+    0."""
+    rest = z[torch.arange(len(z), device=z.device) != token]
+    size = float(rest.square().sum(-1).mean())
+    least = math.sqrt(EQUAL * size)
+    distances = hull_distance(rest), hull_distance(z[token] - rest)
+    margin = math.prod(0.0 if distance <= least else distance for distance in distances)
+    return margin / size if size > 0 else math.nan

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sinkscope.capture.precision import as_float64
+from sinkscope.capture.precision import are_equal, as_float64
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import Missing
 from sinkscope.wiring.added import ATTENTION, IDENTITY, UNIFORM, Added, TokenGroups, group_tokens, read_added
@@ -27,11 +27,6 @@ from sinkscope.wiring.mixes import OutputWeights, Tokens, dots, largest_square, 
 
 SINGLE = 2.0**-23
 """The spacing of float32 numbers at 1."""
-
-EQUAL = 2.0**-36
-"""Vectors are taken as equal where their mean square around their mean is at most this share of their mean square.
-Rounding leaves 4e-13 of it between the tokens of one id, repeated, in Gemma-3-270M in float32; those of random ids have
-2.5e-2 or more."""
 
 FAR = 3.0
 """From so many times the spread of z on, x around its mean, scaled as z is, takes up digits that tr(B W) needs."""
@@ -342,12 +337,6 @@ class FoldedHeads:
         if self.weights is None:
             raise Missing
         return self.weights
-
-
-def are_equal(spread: Float[Tensor, "*batch"], mean_square: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
-    """Whether vectors are equal, as far as rounding tells. `spread`: their mean square around their mean, whose square
-    is `mean_square`."""
-    return spread <= EQUAL * (spread + mean_square)
 
 
 def _square_values(rows: Tokens) -> Float[Tensor, " value"]:

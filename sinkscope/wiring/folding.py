@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkscope.capture import loops
-from sinkscope.capture.precision import as_float64, like
+from sinkscope.capture.precision import are_equal, as_float64, like
 from sinkscope.capture.view import LayerView
-from sinkscope.wiring.folded import FoldedHeads, are_equal
+from sinkscope.wiring.folded import FoldedHeads
 from sinkscope.wiring.linear_maps import InputNorm
 from sinkscope.wiring.mixes import OutputWeights
 from sinkscope.wiring.trace import Wiring

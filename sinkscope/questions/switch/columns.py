@@ -15,7 +15,6 @@ projections read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -26,9 +25,8 @@ from sinkscope.capture.precision import as_float64, as_widest
 from sinkscope.capture.token_sums import inverse
 from sinkscope.capture.view import LayerView, Missing, need, once_per_view
 from sinkscope.metrics import mass
-from sinkscope.metrics.geometry import hull_distance
+from sinkscope.metrics.geometry import largest_margin
 from sinkscope.metrics.registry import layer_metric, measured_metric
-from sinkscope.wiring.folded import EQUAL
 
 NAME = "switch"
 OFF, SUNK = 0.1, 0.9
@@ -389,15 +387,7 @@ def _margins_of(view: LayerView, token: int) -> LayerValues:
     """The largest margin of a sink at this token, for each sequence."""
     if view.site.cross:
         raise Missing
-    others = torch.arange(view.z.shape[1], device=view.z.device) != token
-    margins = []
-    for z in as_float64(view.z):
-        rest = z[others]
-        size = rest.square().sum(-1).mean()
-        bound = math.sqrt(EQUAL * float(size))
-        distances = hull_distance(rest), hull_distance(z[token] - rest)
-        margin = math.prod(0.0 if distance <= bound else distance for distance in distances)
-        margins.append(margin / float(size) if size > 0 else torch.nan)
+    margins = [largest_margin(z, token) for z in as_float64(view.z)]
     return torch.tensor(margins, dtype=torch.float64, device=view.z.device)
 
 
