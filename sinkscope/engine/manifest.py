@@ -81,7 +81,8 @@ def describe(loop: Described, request: Request, checked: dict[str, Any]) -> Mani
             name: column.formula
             for table in dict.fromkeys([*loop.declared.metrics.tables, *_measured_tables(request)])
             for name, column in columns(table, loop.declared.metrics).items()
-        },
+        }
+        | {each.column: each.formula for each in loop.declared.quantities if each.column and not each.ships},
         "metrics": definitions(loop.declared.metrics),
         "keywords": declared_keywords(loop.plan),
         "warnings": [

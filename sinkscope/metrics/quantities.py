@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sinkscope.capture.precision import as_widest
 from sinkscope.capture.view import LayerView, Missing
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import SinkscopeError, first_line
 from sinkscope.metrics import stretches
 from sinkscope.metrics.registry import METRICS, Metric, MetricSet, formula_of, registered
 
@@ -81,6 +81,11 @@ class Quantity:
     source: str = ""
 
     @property
+    def ships(self) -> bool:
+        """Whether it is sinkscope's own."""
+        return getattr(self.compute, "__module__", "sinkscope").partition(".")[0] in ("sinkscope", "functools")
+
+    @property
     def of_events(self) -> bool:
         """Whether its values are events, whose first two fields are the sequence and the head."""
         return self.dims[0] == "event"
@@ -104,7 +109,7 @@ class Quantity:
         """The values of one view; None where they are missing.
 
         `lengths`: the prefixes of the length curve, none longer than the view's sequences. Raises SinkscopeError where
-        the result's axes do not match the declared ones.
+        the result's axes do not match the declared ones, and where a function that is not sinkscope's fails.
         """
         try:
             if self.dims[-1] != "length":
@@ -114,6 +119,12 @@ class Quantity:
             return torch.stack([self._checked(self.compute(view, n), view, rest) for n in lengths], -1)
         except Missing:
             return None
+        except (SinkscopeError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if self.ships or self.column is None:
+                raise
+            raise SinkscopeError(f"quantity {self.name} of {self.compute.__module__}: {first_line(error)}") from error
 
     def _checked(self, values: Tensor, view: LayerView, dims: tuple[str, ...]) -> Tensor:
         lengths = {"sequence": view.batch, "head": view.heads, "key": view.keys, "query": view.queries}

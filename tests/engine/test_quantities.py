@@ -70,6 +70,8 @@ def test_declared_quantities_are_columns_of_a_saved_run(tmp_path: Path) -> None:
     for name, table in load_run(tmp_path / "plain").tables().items():
         pd.testing.assert_frame_equal(run.tables()[name].drop(columns=new, errors="ignore"), table)
     assert run.positions.columns.tolist()[-2:] == ["received", "token"]
+    assert run.manifest.conventions["received"] == "sum_i A[i,k], over all queries."
+    assert run.manifest.conventions["last_row"] == "A[i,0] of the last of the first `length` queries."
 
 
 class Break:
@@ -241,6 +243,16 @@ def test_a_missing_quantity_is_an_empty_column() -> None:
     run = measure()
     assert run.positions["unseen"].isna().all()
     assert "hidden" not in run.positions
+
+
+def test_a_quantity_that_fails_is_named() -> None:
+    @quantity("sequence", "head", "key", unit="ratio", range="[0, 1]")
+    def breaks(view: LayerView) -> torch.Tensor:
+        """Never there."""
+        raise ValueError("boom")
+
+    with pytest.raises(SinkscopeError, match=r"^quantity breaks of test_quantities: boom$"):
+        measure()
 
 
 def test_wrong_axes_are_named() -> None:
