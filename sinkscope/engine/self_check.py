@@ -44,8 +44,11 @@ EAGER_OTHERWISE = (
     "loaded with attn_implementation='eager', this model attends otherwise: by up to {:.2g} in a probability of its "
     "first attention call; a program that loads it so has other numbers"
 )
-MAPS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-"""Fields of a model's output that hold the maps of a stream; `attentions` for all other streams."""
+MAPS = {
+    "encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions",
+    "vision": "vision_attentions", "audio": "audio_attentions",
+}  # fmt: skip
+"""Fields of a model's output that hold the maps of one of several streams; `attentions` for all others."""
 
 
 @dataclass
@@ -56,6 +59,8 @@ class _Reference:
     first: dict[str, Tensor]
     columns: dict[str, Tensor]
     reason: str | None = None
+    other_output: bool = False
+    """Whether eager attention computes another output than the attention that was measured."""
 
 
 def check_loop(loop: Loop) -> dict[str, Any]:
@@ -180,10 +185,12 @@ def _worst(plan: Plan, ours: dict[str, LayerView], reference: _Reference) -> tup
 def _eager_difference(
     model: nn.Module, plan: Plan, ours: dict[str, LayerView], eager: _Reference, bound: float
 ) -> float | None:
-    """How far eager attention that computes another output is from ours in the first call, where both read the same.
-    None where rounding explains it: later calls read what rounding has made of it."""
-    first = plan.sites[0].name
-    if not (eager.reason or "").startswith(OTHER_OUTPUT) or _rounds(model) or first not in eager.first:
+    """How far eager attention that computes another output is from ours in the first call whose map is returned, where
+    both read the same. None where rounding explains it: later calls read what rounding has made of it."""
+    first = next((site.name for site in plan.sites if site.name in eager.first), None)
+    if not eager.other_output or _rounds(model) or first is None:
+        return None
+    if eager.first[first].shape != ours[first].attention.first.shape:
         return None
     difference = _difference(ours[first], eager.first[first], eager.columns[first])
     return difference if difference > bound else None
@@ -240,7 +247,8 @@ def _eager_reference(
         if len(maps) != len(sites):
             reference.reason = f"the model returns {len(maps)} eager attention maps for {len(sites)} attention calls"
     difference = _relative_difference(plain, eager_output)
-    if reference.reason is None and not difference <= bound:
+    reference.other_output = not difference <= bound
+    if reference.reason is None and reference.other_output:
         reference.reason = f"{OTHER_OUTPUT} (relative difference {difference:.2g})"
     return reference
 
@@ -266,8 +274,10 @@ def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[T
     if len(maps("attentions")) == len(sites):
         yield sites, maps("attentions")
         return
-    for stream in dict.fromkeys(site.stream for site in sites):
-        yield [site for site in sites if site.stream == stream], maps(MAPS.get(stream, "attentions"))
+    streams = dict.fromkeys(site.stream for site in sites)
+    for stream in streams:
+        field = MAPS.get(stream, "attentions") if len(streams) > 1 else "attentions"
+        yield [site for site in sites if site.stream == stream], maps(field)
 
 
 def _relative_difference(plain: Any, other: Any) -> float:

@@ -17,6 +17,7 @@ from PIL import Image
 from tiers import slow_but
 from torch import Tensor
 from transformers import AutoModel, CLIPImageProcessor, LlavaProcessor, ViTImageProcessor
+from transformers.models.llama import modeling_llama
 from typer.testing import CliRunner
 
 import sinkscope
@@ -70,6 +71,31 @@ def test_both_streams_are_the_model_s_own_maps(family: str) -> None:
     positions = run.positions[(run.positions["stream"] == "text") & (run.positions["head"] == 0)]
     named = positions[positions["layer"] == 0]["token"].eq("image").fillna(False)
     assert np.flatnonzero(named).tolist() == list(range(FIRST, FIRST + IMAGE_TOKENS[family]))
+
+
+def test_a_tower_is_not_checked_against_the_maps_of_a_text_of_its_length() -> None:
+    """17 patches and 17 tokens: what the model returns as attention maps are the text's."""
+    given = inputs("llava")
+    for name in ("input_ids", "attention_mask"):
+        given[name] = given[name][:, FIRST - 1 : FIRST + IMAGE_TOKENS["llava"]]
+    check = sinkscope.scan(see("llava"), data=given).manifest.self_check
+    assert check.tokens == 17
+    assert check.status == "passed"
+    assert check.reason == "the model returns 0 eager attention maps for 2 attention calls"
+
+
+def test_eager_attention_of_another_kind_is_told_beside_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = see("llava"), inputs("llava")
+    text, eager = model.model.language_model, modeling_llama.eager_attention_forward
+    assert sinkscope.scan(model, data=given).manifest.self_check.eager_difference is None
+    monkeypatch.setattr(
+        modeling_llama, "eager_attention_forward",
+        lambda module, query, *rest, **keywords: eager(module, 3 * query, *rest, **keywords),
+    )  # fmt: skip
+    assert type(text).__module__ == modeling_llama.__name__
+    difference = sinkscope.scan(model, data=given).manifest.self_check.eager_difference
+    assert difference is not None
+    assert difference > 1e-3
 
 
 @pytest.mark.slow

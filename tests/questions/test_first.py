@@ -82,6 +82,23 @@ def test_the_columns_against_the_tables_of_every_domain(tokenizer: Any) -> None:
     assert table["alpha_0_other_first_rate"].to_numpy() == pytest.approx(rate.to_numpy())
 
 
+def test_each_sequence_counts_by_where_its_own_bos_stands(tokenizer: Any) -> None:
+    """One with BOS first, two without, as where a model wrote BOS into one, and two with BOS at places that differ."""
+    ids = torch.randint(3, VOCABULARY, (5, 20), generator=torch.Generator().manual_seed(0))
+    ids[0, 0], ids[3, 5], ids[4, 7] = 0, 0, 0
+    run = sinkscope.scan(make_model(), data=ids, tokenizer=tokenizer, measure="first", self_check=False)
+    table, rows = run.measured["first"], run.sequences[run.sequences["head"].notna()]
+    alpha = rows.pivot(index=["layer", "head"], columns="sequence", values="sink_score").to_numpy(float)
+    np.testing.assert_allclose(table["alpha_0_bos_first"], alpha[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(table["alpha_0_other_first"], alpha[:, 1:3].mean(1), rtol=1e-6)
+    assert table[["alpha_bos_later", "alpha_0_bos_later", "verdict"]].isna().all(axis=None)
+    left_out = [warning for warning in run.manifest.warnings if warning.startswith("--measure first leaves out")]
+    assert left_out == [
+        "--measure first leaves out 2 sequences of token ids: BOS stands at a later position in them, but not at one "
+        "position in all sequences"
+    ]
+
+
 @pytest.mark.slow
 def test_the_command_says_which(tiny_folder: Path, scan_cli: Scan) -> None:
     words = ("--first", "bos", "--first", "none", "--prepend", 0, "--prepend", 4, "--no-self-check")

@@ -14,7 +14,7 @@ from sinkscope.engine.measurement import Findings, Measurement, Subject
 from sinkscope.inputs.batches import Batch
 from sinkscope.metrics.mass import alpha, sink_score
 from sinkscope.metrics.quantities import Quantity
-from sinkscope.questions.first.tables import add_first, bos_place, first_table
+from sinkscope.questions.first.tables import add_first, bos_place, first_table, scattered
 from sinkscope.runs.schema.stream import StreamSummary
 
 
@@ -27,6 +27,7 @@ class First(Measurement):
         super().__init__(subject)
         self._place: int | None = None
         self._epsilon = np.nan
+        self._scattered: dict[str, int] = {}
 
     def quantities(self) -> tuple[Quantity, ...]:
         dims = ("sequence", "head")
@@ -48,7 +49,16 @@ class First(Measurement):
     def tables(self, findings: Findings) -> dict[str, pd.DataFrame]:
         self._epsilon = findings.request.epsilon
         bos_id = findings.reading.rules.bos_id
+        self._scattered = {domain.corpus.domain: scattered(domain, bos_id) for domain in findings.domains}
         return {"first": first_table(findings.domains, findings.sites, bos_id, self._epsilon)}
+
+    def left_out(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+        return [
+            f"--measure {self.name} leaves out {count} sequence{'s' * (count != 1)} of {domain}: BOS stands at a later "
+            "position in them, but not at one position in all sequences"
+            for domain, count in self._scattered.items()
+            if count
+        ]
 
     def summarise(self, streams: dict[str, StreamSummary], tables: dict[str, pd.DataFrame]) -> None:
         add_first(streams, tables["first"], self._epsilon)

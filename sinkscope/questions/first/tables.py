@@ -18,6 +18,15 @@ from sinkscope.tables.values import Domain, SiteValues
 VERDICTS = ("token", "position", "both", "none")
 BOS_FIRST, OTHER_FIRST, BOS_LATER = "bos_first", "other_first", "bos_later"
 
+Chosen = tuple[Domain, np.ndarray]
+"""A domain, and which of its sequences count, [sequence]."""
+
+
+def bos_places(ids: np.ndarray, bos_id: int) -> np.ndarray:
+    """[sequence]: the position of the first BOS in each sequence of `ids` [sequence, T]; -1 where it holds none."""
+    held = ids == bos_id
+    return np.where(held.any(1), held.argmax(1), -1)
+
 
 def bos_place(ids: np.ndarray, bos_id: int | None) -> int | None:
     """The position of the first BOS in every sequence of `ids` [sequence, T]; -1 where no sequence holds one.
@@ -26,18 +35,34 @@ def bos_place(ids: np.ndarray, bos_id: int | None) -> int | None:
     """
     if bos_id is None:
         return None
-    held = ids == bos_id
-    places = np.where(held.any(1), held.argmax(1), -1)
+    places = bos_places(ids, bos_id)
     return int(places[0]) if (places == places[0]).all() else None
+
+
+def scattered(domain: Domain, bos_id: int | None) -> int:
+    """In how many sequences of a domain BOS stands later, where it does not stand at one place in all of them."""
+    if bos_id is None or bos_place(domain.ids, bos_id) is not None:
+        return 0
+    return int((bos_places(domain.ids, bos_id) > 0).sum())
+
+
+def _kinds(domain: Domain, bos_id: int | None) -> dict[str, np.ndarray]:
+    """Which sequences of a domain are of each kind, [sequence]; none without a BOS. Those in which BOS stands later are
+    of none unless it stands at one place in all sequences."""
+    if bos_id is None:
+        return {}
+    places = bos_places(domain.ids, bos_id)
+    later = (places > 0) & (scattered(domain, bos_id) == 0)
+    kinds = {BOS_FIRST: places == 0, OTHER_FIRST: places < 0, BOS_LATER: later}
+    return {kind: chosen for kind, chosen in kinds.items() if chosen.any()}
 
 
 def first_table(domains: list[Domain], sites: list[Site], bos_id: int | None, epsilon: float) -> pd.DataFrame:
     """One row per (stream, layer, head), over all domains: see `schema.measures` for the columns."""
-    kinds: dict[str, list[Domain]] = defaultdict(list)
+    kinds: dict[str, list[Chosen]] = defaultdict(list)
     for domain in domains:
-        place = bos_place(domain.ids, bos_id)
-        if place is not None:
-            kinds[OTHER_FIRST if place < 0 else BOS_LATER if place else BOS_FIRST].append(domain)
+        for kind, chosen in _kinds(domain, bos_id).items():
+            kinds[kind].append((domain, chosen))
     columns: dict[str, tuple[str, Callable[[SiteValues], np.ndarray | None]]] = {
         "alpha_0_bos_first": (BOS_FIRST, _alpha_0),
         "alpha_0_other_first": (OTHER_FIRST, _alpha_0),
@@ -112,20 +137,24 @@ def _alpha_0(values: SiteValues) -> np.ndarray:
     return values.arrays["alpha_first"]
 
 
-def _of_texts(domains: list[Domain], site: Site, read: Callable[[SiteValues], np.ndarray | None]) -> np.ndarray:
-    """[N, H] values of domains: the mean over those that read the same text, then the sequences of all texts.
+def _of_texts(domains: list[Chosen], site: Site, read: Callable[[SiteValues], np.ndarray | None]) -> np.ndarray:
+    """[N, H] values of the chosen sequences: the mean over the domains that read the same text, then all texts.
 
     Domains of one SPEC hold the same texts, so their sequences are no independent samples.
     """
-    by_text: dict[str, list[np.ndarray]] = defaultdict(list)
-    for domain in domains:
+    by_text: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    for domain, rows in domains:
         values = read(domain.sites[site.name]) if site.name in domain.sites else None
         if values is not None:
-            by_text[domain.corpus.source].append(values)
+            by_text[domain.corpus.source].append((values, rows))
     texts = []
     for readings in by_text.values():
-        count = min(map(len, readings))  # an interrupted scan has measured fewer of the last domain
-        texts.append(np.mean([values[:count] for values in readings], axis=0))
+        count = min(len(values) for values, _ in readings)  # an interrupted scan has measured fewer of the last domain
+        chosen = np.array([rows[:count] for _, rows in readings])
+        read_any = chosen.any(0)
+        sums = np.sum([np.where(rows[:count, None], values[:count], 0) for values, rows in readings], axis=0)
+        texts.append(sums[read_any] / chosen.sum(0)[read_any, None])
+    texts = [text for text in texts if len(text)]
     return np.concatenate(texts) if texts else np.full((1, site.heads), np.nan)
 
 
