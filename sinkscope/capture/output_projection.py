@@ -148,7 +148,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
     with align_module_device(projection):  # loads a weight that accelerate keeps on disk or on another device
         weight = local_part(getattr(projection, "weight", None))
         if isinstance(weight, Tensor) and weight.dim() == 2 and _plain(weight) and not weight.is_meta:
-            forward = type(projection).forward if _runs_its_class(projection) else None
+            forward = None if rounding_package(projection) else type(projection).forward
             if forward is nn.Linear.forward:
                 return weight.detach()
             if forward is conv1d().forward:
@@ -162,12 +162,6 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
         if nothing.isfinite().all():
             return (_applied(projection, eye) - nothing).mT
         return (_applied(projection, eye) - _applied(projection, -eye)).mT / 2
-
-
-def _runs_its_class(projection: nn.Module) -> bool:
-    """Whether a layer's forward is that of its class: none that was put in its place does more. accelerate's only moves
-    tensors."""
-    return "forward" not in vars(projection) or [*execution_devices(projection)] != []
 
 
 def _dequantized(projection: nn.Module, weight: Any, width: int) -> Tensor | None:
