@@ -221,13 +221,13 @@ def pack(holders: list[Callable[[Place], None]]) -> None:
         hold(lambda tensor: together.get(_numbers(tensor), tensor) if type(tensor) is Tensor else tensor)
 
 
-_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype]
+_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
 """Where a tensor's numbers are in memory, and how it reads them."""
 
 
 def _numbers(tensor: Tensor) -> _Numbers:
     steps = tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype
+    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()
 
 
 def _together(tensors: Mapping[_Numbers, Tensor]) -> dict[_Numbers, Tensor]:

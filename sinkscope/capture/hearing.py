@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -317,14 +318,14 @@ class CallHearing:
         if self._readers.compare(heard.module, output, name, read):
             self._keep_projected(heard, output, read)
 
-    def keep_returned(self, name: str, kwargs: dict[str, Any], output: Any) -> None:
+    def keep_returned(self, name: str, module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
         """Looks whether the module around a layer that read heads returns what the layer returned, and whether an
         output projection was given `kwargs` beside the heads."""
         if self.now is None:
             return
         if self._readers.awaits(name):
             self._aside(self._readers.returned, name, output)
-        if beside := next((keyword for keyword, given in kwargs.items() if given is not None), None):
+        if kwargs and (beside := _steering(module, kwargs)):
             self._steered[name] = beside
 
     def _settle(self, heard: Heard) -> None:
@@ -370,6 +371,23 @@ class CallHearing:
             self._refuse(first_line(error))
         finally:
             self._torch.pauses -= 1
+
+
+def _steering(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
+    """The first keyword with which a module was given more than what it reads. A switch, and a number or name that is
+    its default, are none: they are the same for every token."""
+    for keyword, given in kwargs.items():
+        if given is None or isinstance(given, bool):
+            continue
+        if isinstance(given, int | float | str) and given == _default(module, keyword):
+            continue
+        return keyword
+    return None
+
+
+def _default(module: nn.Module, keyword: str) -> Any:
+    known = inspect.signature(module.forward).parameters.get(keyword)
+    return None if known is None else known.default
 
 
 def _pools(probabilities: Tensor) -> bool:

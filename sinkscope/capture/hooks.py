@@ -18,8 +18,12 @@ arguments stand behind `args`. What it returns is used as torch says of such hoo
 
 
 def first_returned(output: Any) -> Any:
-    """What a module returns, or the first of several: a block may return its attention maps, or a cache, behind."""
-    return output[0] if isinstance(output, tuple | list) and output else output
+    """What a module returns, or the first of several: a block may return its attention maps, or a cache, behind. Of a
+    list, nothing shows which one the stream is where others have the same shape; then the list itself."""
+    if isinstance(output, list):
+        shapes = [getattr(each, "shape", None) for each in output]
+        return output[0] if output and shapes[0] not in shapes[1:] else output
+    return output[0] if isinstance(output, tuple) and output else output
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -156,7 +157,7 @@ def projection_weight(projection: nn.Module, width: int) -> Float[Tensor, "out w
         if (known := _dequantized(projection, weight, width)) is not None:
             return known
     projection = _asked(projection, applied=True)
-    with torch.no_grad(), quiet_logs():  # not in each pass: a changed level empties every logger's cache
+    with torch.no_grad(), quiet_logs(), _unrounded(projection):  # not in each pass: a level empties loggers' caches
         eye = torch.eye(width, **_home(projection, width))
         nothing = _applied(projection, torch.zeros_like(eye))
         if nothing.isfinite().all():
@@ -184,7 +185,7 @@ def projection_bias(projection: nn.Module, width: int) -> Float[Tensor, " out"]:
     returns for a vector and its opposite.
     """
     projection = _asked(projection, applied=True)
-    with torch.no_grad(), quiet_logs():
+    with torch.no_grad(), quiet_logs(), _unrounded(projection):
         home = _home(projection, width)
         nothing = _applied(projection, torch.zeros(1, width, **home))[0]
         if nothing.isfinite().all():
@@ -289,20 +290,24 @@ def _asked(projection: nn.Module, applied: bool = False) -> nn.Module:
     what it does for us would count as a pass: dropout takes random numbers, a calibration sees the identity, a
     spectral norm takes a step. `applied`: it is to be applied, not its weight read.
 
-    The copy of a layer that rounds what it reads takes it as it is: a scale that a calibration fixed would cut the
-    identity. A layer that accelerate moves between devices is asked itself: its hook would copy the weights of the
-    whole model.
+    A layer that accelerate moves between devices is asked itself: its hook would copy the weights of the whole model.
     """
-    rounding = [name for name, layer in projection.named_modules() if applied and rounding_package(layer)]
-    changes = (applied or is_parametrized(projection)) and not measuring()
-    if not (rounding or changes) or [*execution_devices(projection)]:
+    if measuring() or not (applied or is_parametrized(projection)) or [*execution_devices(projection)]:
         return projection
     with suppress(RuntimeError, TypeError):  # a layer may hold what cannot be copied
-        copy = deepcopy(projection).eval()
-        for name in rounding:
-            round_weight_alone(copy.get_submodule(name))
-        return copy
+        return deepcopy(projection).eval()
     return projection
+
+
+@contextmanager
+def _unrounded(projection: nn.Module) -> Iterator[None]:
+    """Lets layers that round in each pass round their weight alone: a scale that a calibration fixed for what they read
+    would cut the identity."""
+    with ExitStack() as stack:
+        for layer in projection.modules():
+            if rounding_package(layer):
+                stack.enter_context(round_weight_alone(layer))
+        yield
 
 
 def _applied(projection: nn.Module, rows: Tensor) -> Tensor:

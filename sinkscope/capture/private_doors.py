@@ -7,8 +7,8 @@ part; `tests/capture/test_private_doors.py` calls them all on the installed vers
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from types import FunctionType
@@ -229,13 +229,25 @@ def rounding_package(layer: nn.Module) -> str | None:
     return "modelopt" if any(hasattr(layer, name) for name in QUANTIZERS) else None
 
 
-def round_weight_alone(layer: nn.Module) -> None:
-    """Lets a layer of a `rounding_package` take what it reads, and return what it computes, as they are."""
-    if (scheme := getattr(layer, SCHEME, None)) is not None:
-        layer.quantization_scheme = scheme.model_copy(update={"input_activations": None, "output_activations": None})
-    for name in QUANTIZERS:
-        if (quantizer := getattr(layer, name, None)) is not None:
+@contextmanager
+def round_weight_alone(layer: nn.Module) -> Iterator[None]:
+    """Lets a layer of a `rounding_package` take what it reads, and return what it computes, as they are, until the
+    block ends."""
+    scheme = getattr(layer, SCHEME, None)
+    quantizers = [getattr(layer, name, None) for name in QUANTIZERS]
+    on = [quantizer for quantizer in quantizers if quantizer is not None and quantizer.is_enabled]
+    try:
+        if scheme is not None:
+            alone = scheme.model_copy(update={"input_activations": None, "output_activations": None})
+            layer.quantization_scheme = alone
+        for quantizer in on:
             quantizer.disable()
+        yield
+    finally:
+        if scheme is not None:
+            layer.quantization_scheme = scheme
+        for quantizer in on:
+            quantizer.enable()
 
 
 # torch: tensors without storage or made of others, how often one was written into, compiled modules, multi-head

@@ -276,7 +276,8 @@ def _pairs(outputs: Any, sites: list[Site]) -> Iterator[tuple[list[Site], list[T
         return
     streams = dict.fromkeys(site.stream for site in sites)
     for stream in streams:
-        field = MAPS.get(stream, "attentions") if len(streams) > 1 else "attentions"
+        own = MAPS.get(stream, "attentions")
+        field = own if len(streams) > 1 or maps(own) else "attentions"
         yield [site for site in sites if site.stream == stream], maps(field)
 
 

@@ -105,11 +105,11 @@ def _target(system: Tensor) -> Tensor:
 
 
 def largest_margin(z: Float[Tensor, "token channel"], token: int) -> float:
-    """The largest margin of a sink at one of these tokens, as `alignment_margin` defines it; NaN where all others are
-    0."""
+    """The largest margin of a sink at `token` over all other tokens, as `alignment_margin` defines it; NaN where all
+    others are 0."""
     rest = z[torch.arange(len(z), device=z.device) != token]
     size = float(rest.square().sum(-1).mean())
-    least = math.sqrt(EQUAL * size)
+    least = math.sqrt(EQUAL * size)  # what a float32 model leaves between equal tokens, more than INSIDE
     distances = hull_distance(rest), hull_distance(z[token] - rest)
     margin = math.prod(0.0 if distance <= least else distance for distance in distances)
     return margin / size if size > 0 else math.nan

@@ -23,18 +23,21 @@ def printable(text: str) -> str:
 
     Nor does a line that begins with it become a command to a CI runner: `::` and `##[` lose their first sign so, too.
     """
-    return no_command(text if text.isprintable() else _escaped(text, ""))
+    shown = (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    )
+    return no_command(shown)
+
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def readable(text: str) -> str:
-    """A file's text on a terminal: its lines and tabs, and every other control character as its escape."""
-    return _escaped(text, "\n\t")
-
-
-def _escaped(text: str, kept: str) -> str:
-    return "".join(
-        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in text
-    )
+    """A file's text on a terminal: its lines and tabs, and as escapes all other control characters and the marks that
+    turn the direction of writing."""
+    return CONTROL.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
 
 
 def no_command(line: str) -> str:

@@ -45,6 +45,14 @@ def test_two_views_of_the_same_numbers_are_copied_once() -> None:
     assert held[2] is not held[0]
 
 
+def test_two_views_that_show_opposite_numbers_are_two() -> None:
+    numbers = torch.randn(3, dtype=torch.complex64)
+    held = [numbers.imag, numbers.conj().imag]
+    before = [tensor.clone() for tensor in held]
+    pack([holder(held)])
+    assert all(map(torch.equal, held, before))
+
+
 def test_tensors_of_inference_mode_and_strides_are_packed() -> None:
     with torch.inference_mode():
         held = [torch.randn(2, 3).mT for _ in range(2)]

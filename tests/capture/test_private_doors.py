@@ -276,14 +276,16 @@ def test_layers_that_round_in_each_pass_round_their_weight_alone() -> None:
     """compressed-tensors' own layers and copies of modelopt's are in tests/checkpoints/test_quantised.py."""
     plain = nn.Linear(2, 2)
     assert doors.rounding_package(plain) is None
-    doors.round_weight_alone(plain)
-    assert not vars(plain).get("quantization_scheme")
-    off: list[str] = []
+    told: list[str] = []
     coded: Any = nn.Linear(2, 2)
-    coded.input_quantizer = SimpleNamespace(disable=lambda: off.append("input"))
+    coded.input_quantizer = SimpleNamespace(
+        is_enabled=True, disable=lambda: told.append("off"), enable=lambda: told.append("on")
+    )
+    coded.output_quantizer = SimpleNamespace(is_enabled=False)
     assert doors.rounding_package(coded) == "modelopt"
-    doors.round_weight_alone(coded)
-    assert off == ["input"]
+    with doors.round_weight_alone(coded):
+        assert told == ["off"]
+    assert told == ["off", "on"]
 
 
 def test_a_launch_waits_as_long_as_it_is_told_after_its_start(tmp_path: Path) -> None:

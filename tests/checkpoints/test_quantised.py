@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from conftest import make_model, make_tokenizer
 from libraries import library
 from safetensors.torch import load_file, save_file
@@ -414,17 +415,21 @@ def test_a_weight_that_a_forward_of_the_layer_itself_rounds_is_read_as_rounded()
     assert quantiser(nn.Sequential(layer)) == "compressed-tensors"
 
 
-def test_a_fixed_scale_for_what_a_layer_reads_does_not_cut_its_weight() -> None:
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_fixed_scale_for_what_a_layer_reads_does_not_cut_its_weight(hooked: bool) -> None:
     """modelopt's layers hold a module that cuts what they read to the range of a calibration set."""
 
     class Cut(nn.Module):
-        on = True
+        is_enabled = True
 
         def disable(self) -> None:
-            self.on = False
+            self.is_enabled = False
+
+        def enable(self) -> None:
+            self.is_enabled = True
 
         def forward(self, x: Tensor) -> Tensor:
-            return x.clamp(-0.25, 0.25) if self.on else x
+            return x.clamp(-0.25, 0.25) if self.is_enabled else x
 
     class Layer(nn.Linear):
         def __init__(self) -> None:
@@ -438,7 +443,10 @@ def test_a_fixed_scale_for_what_a_layer_reads_does_not_cut_its_weight() -> None:
     layer.weight.copy_(torch.linspace(-5, 5, 12).view(3, 4))
     torch.testing.assert_close(projection_weight(layer, 4), layer.weight.round())
     torch.testing.assert_close(projection_bias(layer, 4), layer.bias)
-    assert layer.input_quantizer.on
+    if hooked:
+        add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))  # which keeps it from being copied
+        torch.testing.assert_close(projection_weight(layer, 4), layer.weight.round())
+    assert layer.input_quantizer.is_enabled
     assert quantiser(nn.Sequential(layer)) == "modelopt"
 
 

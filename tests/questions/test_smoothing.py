@@ -266,9 +266,7 @@ def test_tokens_that_only_rounding_keeps_apart_are_equal(width: int) -> None:
     assert (run.layers["alignment_margin"] == 0).all()
     stream = run.summary.streams["text"]
     assert stream.smoothing["equal"] == len(table)
-    assert "Smoothing: the tokens behind the first are all equal, so that nothing can make them more similar." in (
-        stream.in_words
-    )
+    assert "Smoothing: the tokens behind the first are all equal, and cannot be made more similar." in stream.in_words
 
 
 def test_one_other_token_keeps_its_numbers() -> None:

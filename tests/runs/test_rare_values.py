@@ -116,3 +116,4 @@ def test_json_holds_no_code_of_a_terminal() -> None:
 
 def test_a_file_shown_on_a_terminal_keeps_its_lines() -> None:
     assert readable("a\tb\n::c\x1b[2J\x9b\n") == "a\tb\n::c\\x1b[2J\\x9b\n"
+    assert readable("\u3000\xa0é\u202e") == "\u3000\xa0é\\u202e"

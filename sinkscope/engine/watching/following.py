@@ -32,8 +32,8 @@ BROKEN = "a pass raised an error"
 LEFT = "a sequence that left its batch before the others ended was not read"
 
 CUT = (
-    "a text that goes on over its cache after label(), run(), reset() or the end of the block was not read: begin it "
-    "with a new cache"
+    "a pass that goes on over a cache after label(), run(), reset() or the end of the block was not read: begin the "
+    "text with a new cache"
 )
 
 ASKED = 8

@@ -167,7 +167,8 @@ def add_verdicts(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None
         stream.smoothing = counts = _counts(rows)
         stream.ranks_missing = _missing(rows)
         heads = len(rows.groupby(["module", "head"]))
-        stream.in_words += [_words(counts, heads), *_missing_words(stream.ranks_missing, heads)]
+        where = " in some dataset" if "domain" in rows and rows["domain"].nunique() > 1 else ""
+        stream.in_words += [_words(counts, heads, where), *_missing_words(stream.ranks_missing, heads)]
 
 
 def _counts(rows: pd.DataFrame) -> dict[str, int]:
@@ -199,11 +200,12 @@ def _missing_words(missing: dict[str, int], heads: int) -> list[str]:
     ]
 
 
-def _words(counts: dict[str, int], heads: int) -> str:
+def _words(counts: dict[str, int], heads: int, where: str = "") -> str:
+    """`where`: that tokens may be equal in one of several datasets alone."""
     if counts["missing"] == heads:
         return "Smoothing: no head's W_V could be read."
     if counts["equal"] == heads:
-        return "Smoothing: the tokens behind the first are all equal, so that nothing can make them more similar."
+        return f"Smoothing: the tokens behind the first are all equal{where}, and cannot be made more similar."
     smooths = counts["smooths"]
     text = (
         f"Smoothing: {of_heads(smooths, heads, 'make')} tokens more similar the denser "
@@ -213,5 +215,5 @@ def _words(counts: dict[str, int], heads: int) -> str:
     if counts["differs"]:
         text += f", {counts['differs']} differ between datasets"
     if counts["equal"]:
-        text += f"; the tokens of {counts['equal']} are all equal behind the first"
+        text += f"; in {counts['equal']} the tokens behind the first are all equal{where}"
     return text + (f"; {counts['missing']} could not be read." if counts["missing"] else ".")
