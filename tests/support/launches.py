@@ -32,6 +32,10 @@ def launch(*words: object, limit: float = LIMIT, **kwargs: Any) -> tuple[int, st
     process = start_launch(*words, **kwargs)
     try:
         out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+        process.communicate()  # closes its pipes, which the next test would be blamed for
+        raise
     finally:
         kill_all(process)
     return process.returncode, out, err
