@@ -235,7 +235,7 @@ def round_weight_alone(layer: nn.Module) -> Iterator[None]:
     block ends."""
     scheme = getattr(layer, SCHEME, None)
     quantizers = [getattr(layer, name, None) for name in QUANTIZERS]
-    on = [quantizer for quantizer in quantizers if quantizer is not None and quantizer.is_enabled]
+    on = [quantizer for quantizer in quantizers if getattr(quantizer, "is_enabled", False)]
     try:
         if scheme is not None:
             alone = scheme.model_copy(update={"input_activations": None, "output_activations": None})

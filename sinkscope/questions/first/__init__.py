@@ -24,8 +24,8 @@ FIRST_COLUMNS = (
     *_evidence("alpha_0_bos_first", "Mean alpha_k at k = 0, over the sequences that begin with BOS."),
     *_evidence("alpha_0_other_first", "Mean alpha_k at k = 0, over the sequences without BOS."),
     *_evidence("alpha_bos_later", "Mean alpha_k at the position k of the first BOS, over the sequences in which "
-        "BOS stands later, k > 0."),
-    *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0, over the sequences in which BOS stands later."),
+        "BOS stands later, k > 0. Only datasets in which BOS stands at one position in every sequence count."),
+    *_evidence("alpha_0_bos_later", "Mean alpha_k at k = 0, over the sequences of alpha_bos_later."),
     key(
         "verdict", "string", "token: alpha_bos_later > epsilon, so the sink follows BOS. position: alpha_0_other_first "
         "> epsilon, so the sink is at position 0 without BOS too. both, or none of the two. Empty where one of the two "
