@@ -234,7 +234,7 @@ def round_weight_alone(layer: nn.Module) -> Iterator[None]:
     """Lets a layer of a `rounding_package` take what it reads, and return what it computes, as they are, until the
     block ends."""
     scheme = getattr(layer, SCHEME, None)
-    quantizers = [getattr(layer, name, None) for name in QUANTIZERS]
+    quantizers = [getattr(layer, name) for name in QUANTIZERS if hasattr(layer, name)]
     on = [quantizer for quantizer in quantizers if getattr(quantizer, "is_enabled", False)]
     try:
         if scheme is not None:
