@@ -1,14 +1,8 @@
-"""The rows that each pass over a cache computed of one attention call, put together as one call.
-
-Each step over a cache leaves some hundred small tensors, which stay until the sequence ends. Between them, the tensors
-of the cache grow and move with every step. On a CPU, their old places then lie between small ones that are in use, and
-the process becomes many times as large as all that it holds. So `pack` puts what is kept into few pieces of memory.
-"""
+"""The rows that each pass over a cache computed of one attention call, put together as one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +10,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
+from sinkscope.capture.rows import Rows
 from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
@@ -25,114 +20,177 @@ JOINED = frozenset({
 """The fields of a call whose rows can be put together."""
 
 
-@dataclass(eq=False)
 class CallRows:
     """The call `name` in each pass so far, what its queries saw, and the token that its first key belongs to."""
 
-    name: str
-    calls: list[AttentionCall] = field(default_factory=list)
-    visible: list[Visibility] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queries, self._starts, self._ends = Rows(), Rows(), Rows()
+        self._keys: list[int] = []
+        self._offsets: list[int] = []
+        self._masked: dict[int, Visibility] = {}
+        self._first: AttentionCall | None = None
+        self._sizes: list[tuple[int, int]] = []
+        self._biases: list[Tensor | None] = []
+        self._sinks: list[Tensor | None] = []
+        self._changing: str | None = None
 
-    def pack(self, start: int, place: Place) -> None:
-        """Puts the queries of the passes from number `start` on where `place` says."""
-        for number, call in enumerate(self.calls[start:], start):
-            query = place(call.query)
-            if query is not call.query:
-                self.calls[number] = replace(call, query=query, mask=None)
+    def add(self, call: AttentionCall) -> None:
+        """Adds the call of the next pass."""
+        if self._first is None:
+            self._first = call
+        elif len(self._sizes) == 1:
+            self._first = _of_one_token(self._first)
+        beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
+        if beyond or _number(call) != _number(self._first):
+            self._changing = self._changing or (beyond[0] if beyond else "sinks")
+        self.queries.add(call.query)
+        self._sizes.append((len(call.query), call.lengths[0]))
+        self._biases.append(call.bias)
+        self._sinks.append(call.sinks)
 
-    def edges(self, edge: int, taken: list[Taken]) -> Tensor:
-        """First keys (0) or ends (1) of every query, counted from the first token; 0 for a query that sees nothing."""
-        rows = []
-        for visible, offset, part in zip(self.visible, self.offsets, taken, strict=True):
-            assert visible.spans is not None
-            rows.append(part.shared(torch.where(visible.counts > 0, visible.spans[edge] + offset, 0), 2))
-        sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
-        return torch.cat([row.expand(*sizes, -1) for row in rows], 2)
+    def add_visible(self, visible: Visibility, offset: int) -> None:
+        """Adds what the queries of the next pass see of its keys, of which the first is that of the token `offset`."""
+        if visible.spans is None:
+            self._masked[len(self._keys)] = visible
+        starts, ends = (visible.counts, visible.counts) if visible.spans is None else visible.spans
+        self._starts.add(starts)
+        self._ends.add(ends)
+        self._keys.append(visible.keys)
+        self._offsets.append(offset)
 
-    def joined(
-        self, key: Tensor, value: Tensor, held: Tensor | None, known: dict[tuple[object, ...], object],
-        taken: list[Taken],
-    ) -> AttentionCall:  # fmt: skip
-        """The call over whole sequences, whose keys and values are `key` and `value`.
+    @property
+    def every(self) -> list[Rows]:
+        """What is kept of each pass."""
+        return [self.queries, self._starts, self._ends]
+
+    @property
+    def first(self) -> AttentionCall:
+        """The call in its first pass; of its first token alone, where more passes came."""
+        assert self._first is not None
+        return self._first
+
+    def edges(self, taken: list[Taken]) -> tuple[Tensor, Tensor]:
+        """The first key of every query and the one after its last, counted from the first token; 0 for a query that
+        sees nothing."""
+        firsts, lasts = list[Tensor](), list[Tensor]()
+        for (starts, ends), offset, part in zip(self._spans(), self._offsets, taken, strict=True):
+            for rows, edge in ((firsts, starts), (lasts, ends)):
+                rows.append(part.shared(torch.where(ends > starts, edge + offset, 0), 2))
+        sizes = [max(row.shape[axis] for row in firsts) for axis in (0, 1)]
+        starts, ends = (torch.cat([row.expand(*sizes, -1) for row in rows], 2) for rows in (firsts, lasts))
+        return starts, ends
+
+    def _spans(self) -> list[tuple[Tensor, Tensor]]:
+        """The first key of every query of each pass and the one after its last, counted from the first key in its
+        cache."""
+        starts, ends = self._starts.pieces, self._ends.pieces
+        assert starts is not None
+        assert ends is not None
+        return list(zip(starts, ends, strict=True))
+
+    def visibility(
+        self, keys: int, held: Tensor | None, known: dict[tuple[object, ...], object], taken: list[Taken]
+    ) -> Visibility:
+        """Which of so many keys each query of whole sequences sees.
 
         `held` (B, G, T): the token from whose query on each key was no longer cached; None = all were kept. `known`:
         what was joined of masks and biases that other calls share. `taken`: what belongs to the sequences of each pass.
+        Raises SinkscopeError where the passes cannot be put together.
         """
         self._check(held)
-        query = joined([call.query for call in self.calls], taken, 2)
-        visible = self._visible(query, key, held, known, taken)
+        edges = None if self._masked else self.edges(taken)
+        shared: tuple[object, ...]
+        if edges is None:
+            shared = (*map(id, self._masked.values()), *self._masked, *self._offsets, keys)
+        elif held is None:
+            shared = (*_content(*edges), keys)
+        else:
+            held = _ends_of_heads(held, self.first.query.shape[1])
+            shared = (*_content(held), keys)
+        if shared not in known:
+            if edges is None:
+                mask = self._rows_of_keys(self._masks(), taken, keys)
+                known[shared] = read_mask(mask, False, self.queries_in(taken), keys, self.first.query.device)
+            else:
+                joint = from_spans(*edges, keys)
+                known[shared] = joint if held is None else _without(joint, held, self.rows_in(taken))
+        visible = known[shared]
+        assert isinstance(visible, Visibility)
+        return visible
+
+    def rows_in(self, taken: list[Taken]) -> int:
+        """The sequences of what is taken."""
+        return self._sizes[0][0] if taken[0].rows is None else len(taken[0].rows)
+
+    def queries_in(self, taken: list[Taken]) -> int:
+        """The queries of what is taken."""
+        sizes = zip(self._sizes, taken, strict=True)
+        return sum(queries if part.tokens is None else part.tokens for (_, queries), part in sizes)
+
+    @property
+    def one(self) -> AttentionCall:
+        """A call that computes attention as the whole does."""
+        return replace(self.first, bias_of_seen=self._of_seen, causal=False)
+
+    def joined(
+        self, key: Tensor, value: Tensor, visible: Visibility, known: dict[tuple[object, ...], object],
+        taken: list[Taken],
+    ) -> AttentionCall:  # fmt: skip
+        """The call over whole sequences, whose keys and values are `key` and `value`, and whose `visibility` is
+        `visible`."""
+        pieces = self.queries.pieces
+        assert pieces is not None
+        query = joined(pieces, taken, 2)
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
-        bias, sinks = self._bias(known, taken, key.shape[2]), self._sinks(taken)
-        of_seen = bias is not None and any(self.offsets)  # the keys before an offset are no longer in the cache
-        call = replace(
-            self.calls[0], query=query, key=key, value=value, mask=mask, bias=bias, bias_of_seen=of_seen, sinks=sinks,
-            causal=False,
-        )  # fmt: skip
+        bias, sinks = self._bias(known, taken, key.shape[2]), self._all_sinks(taken)
+        call = replace(self.one, query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks)
         return call.with_visible(visible)
 
+    @property
+    def _of_seen(self) -> bool:
+        """Whether biases are known of the keys alone that a query sees: those before an offset are no longer cached."""
+        return self.first.bias is not None and any(self._offsets)
+
     def _check(self, held: Tensor | None) -> None:
-        for call in self.calls:
-            beyond = [name for name in call.beyond(JOINED) if getattr(call, name) is not None]
-            if beyond or _number(call) != _number(self.calls[0]):
-                raise SinkscopeError(
-                    f"the {beyond[0] if beyond else 'sinks'} of {self.name} changes from step to step over a cache, "
-                    "which is not read: run it with use_cache=False"
-                )
-        added = any(call.bias is not None for call in self.calls) or self._masked
+        if self._changing is not None:
+            raise SinkscopeError(
+                f"the {self._changing} of {self.name} changes from step to step over a cache, which is not read: run "
+                "it with use_cache=False"
+            )
+        added = bool(self._masked) or any(bias is not None for bias in self._biases)
         if held is not None and added:
             raise SinkscopeError(
                 f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
                 "use_cache=False"
             )
 
-    def _sinks(self, taken: list[Taken]) -> Tensor | None:
+    def _all_sinks(self, taken: list[Taken]) -> Tensor | None:
         """The sinks of all queries: one row for all, or the rows of each pass."""
-        sinks = [call.sinks for call in self.calls if call.sinks is not None]
+        sinks = [each for each in self._sinks if each is not None]
         if not sinks:
             return None
         alike = all(each.shape == sinks[0].shape and (len(each), each.shape[2]) == (1, 1) for each in sinks)
         if alike and bool((torch.cat(sinks) == sinks[0]).all()):
             return sinks[0]
-        rows = zip(sinks, self.calls, strict=True)
-        return joined([each.expand(len(call.query), -1, call.lengths[0], -1) for each, call in rows], taken, 2)
-
-    @property
-    def _masked(self) -> bool:
-        """Whether some query sees keys that do not follow one another."""
-        return any(visible.spans is None for visible in self.visible)
+        rows = zip(sinks, self._sizes, strict=True)
+        return joined([each.expand(count, -1, queries, -1) for each, (count, queries) in rows], taken, 2)
 
     def _masks(self) -> list[Tensor | None]:
         """The mask of each pass, for those of which some let a query see keys that do not follow one another."""
-        if any(visible.has_bias for visible in self.visible):
-            return [visible.mask for visible in self.visible]
-        return [visible.seen(0, visible.counts.shape[-1]) for visible in self.visible]
-
-    def _visible(
-        self, query: Tensor, key: Tensor, held: Tensor | None, known: dict[tuple[object, ...], object],
-        taken: list[Taken],
-    ) -> Visibility:  # fmt: skip
-        keys = key.shape[2]
-        shared: tuple[object, ...] = (*map(id, self.visible), *self.offsets, keys)
-        if held is not None:
-            held = _ends_of_heads(held, query.shape[1])
-            shared = (held.shape, held.cpu().numpy().tobytes(), keys)
-        if shared not in known:
-            if self._masked:
-                mask = self._rows_of_keys(self._masks(), taken, keys)
-                known[shared] = read_mask(mask, False, query.shape[2], keys, query.device)
-            else:
-                joint = from_spans(self.edges(0, taken), self.edges(1, taken), keys)
-                known[shared] = joint if held is None else _without(joint, held, query.shape[0])
-        visible = known[shared]
-        assert isinstance(visible, Visibility)
-        return visible
+        if any(visible.has_bias for visible in self._masked.values()):
+            return [self._masked[number].mask if number in self._masked else None for number in range(len(self._keys))]
+        seen = list[Tensor | None]()
+        for number, (spans, keys) in enumerate(zip(self._spans(), self._keys, strict=True)):
+            visible = self._masked.get(number) or from_spans(*spans, keys)
+            seen.append(visible.seen(0, visible.counts.shape[-1]))
+        return seen
 
     def _bias(self, known: dict[tuple[object, ...], object], taken: list[Taken], keys: int) -> Tensor | None:
-        biases = [call.bias for call in self.calls]
+        biases = self._biases
         if all(bias is None for bias in biases):
             return None
-        shared = (*map(id, biases), *self.offsets, keys)
+        shared = (*map(id, biases), *self._offsets, keys)
         if shared not in known:
             known[shared] = self._rows_of_keys(biases, taken, keys)
         bias = known[shared]
@@ -143,17 +201,28 @@ class CallRows:
         """(b | 1, h | 1, T, keys): what the passes' masks or biases say of the keys that their queries had, of which
         the first stands at the pass's offset; the others are hidden."""
         rows = list[Tensor]()
-        for piece, offset, part, call in zip(pieces, self.offsets, taken, self.calls, strict=True):
+        for piece, offset, part, (_, queries) in zip(pieces, self._offsets, taken, self._sizes, strict=True):
             if piece is None or (rows and piece.dtype != rows[0].dtype):
                 raise SinkscopeError(
                     f"{self.name} has a mask or a bias in some passes over a cache alone, which is not read: run it "
                     "with use_cache=False"
                 )
-            own = part.shared(piece.expand(-1, -1, call.query.shape[2], -1), 2)
+            own = part.shared(piece.expand(-1, -1, queries, -1), 2)
             hidden = False if piece.dtype == torch.bool else torch.finfo(piece.dtype).min
             rows.append(torch.nn.functional.pad(own, (offset, keys - offset - own.shape[3]), value=hidden))
         sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
         return torch.cat([row.expand(*sizes, -1, -1) for row in rows], 2)
+
+
+def _content(*tensors: Tensor) -> tuple[object, ...]:
+    """What tensors of the same shapes and numbers have alike."""
+    return tuple((tensor.shape, str(tensor.device), tensor.cpu().numpy().tobytes()) for tensor in tensors)
+
+
+def _of_one_token(call: AttentionCall) -> AttentionCall:
+    """The call without the memory of its other tokens."""
+    query, key, value = (tensor[:, :, :1].clone() for tensor in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value, mask=None)
 
 
 def _number(call: AttentionCall) -> int:
@@ -192,51 +261,3 @@ def _mask_of(visible: Visibility, batch: int) -> Tensor:
         return (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
 
     return made_in_strips(part, batch, starts.shape[2], visible.keys)
-
-
-SMALL = 2**16
-"""The bytes up to which a tensor is put beside others; larger ones leave no gaps worth the copy."""
-
-Place = Callable[[Tensor], Tensor]
-"""Gives the tensor that stands for another one from now on; itself where that stays where it is."""
-
-
-def pack(holders: list[Callable[[Place], None]]) -> None:
-    """Copies small tensors of one shape, type and device into one piece of memory, and tensors that show the same
-    numbers once: what an output projection reads is most often the attention's output.
-
-    A holder takes a Place, and puts what it gives in the place of every tensor that it holds.
-    """
-    met = dict[_Numbers, Tensor]()
-
-    def note(tensor: Tensor) -> Tensor:
-        if type(tensor) is Tensor and tensor.nbytes <= SMALL:  # what libraries make of tensors may not stack
-            met[_numbers(tensor)] = tensor
-        return tensor
-
-    for hold in holders:
-        hold(note)
-    together = _together(met)
-    for hold in holders:
-        hold(lambda tensor: together.get(_numbers(tensor), tensor) if type(tensor) is Tensor else tensor)
-
-
-_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
-"""Where a tensor's numbers are in memory, and how it reads them."""
-
-
-def _numbers(tensor: Tensor) -> _Numbers:
-    steps = tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()
-
-
-def _together(tensors: Mapping[_Numbers, Tensor]) -> dict[_Numbers, Tensor]:
-    """The copy of each small tensor beside those that are like it."""
-    alike: dict[tuple[object, ...], list[_Numbers]] = {}
-    for numbers, tensor in tensors.items():
-        alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(numbers)
-    copies = dict[_Numbers, Tensor]()
-    with torch.no_grad(), torch.inference_mode(False):
-        for group in alike.values():
-            copies |= zip(group, torch.stack([tensors[numbers] for numbers in group]).unbind(), strict=True)
-    return copies

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sinkscope.capture.call_rows import Place
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, MASKS, OWN, TARGET, Padding, masks_given
@@ -85,12 +84,6 @@ class Kept:
             same = torch.equal(bit_sums(self.tensor), self.sums)
         return self.tensor if same else None
 
-    def packed(self, place: Place) -> Kept:
-        """The same in another place; itself where something was written into it since."""
-        tensor = self.unwritten
-        moved = self.tensor if tensor is None else place(tensor)
-        return self if moved is self.tensor else Kept(moved, times_written(moved))
-
 
 @dataclass(eq=False)
 class Around:
@@ -114,13 +107,6 @@ class Around:
     reader: str | None = None
     sizes: torch.Size | None = None
     several: bool = False
-
-    def pack(self, place: Place) -> None:
-        """Puts what is kept where `place` says."""
-        alike = self.read is self.given
-        self.given = None if self.given is None else self.given.packed(place)
-        self.read = self.given if alike else None if self.read is None else self.read.packed(place)
-        self.returned = None if self.returned is None else self.returned.packed(place)
 
 
 @dataclass(eq=False)
@@ -195,11 +181,10 @@ class Heard:
         """The name in a sentence."""
         return shown_name(self.name)
 
-    def pack(self, place: Place) -> None:
-        """Puts what is kept of its rows where `place` says."""
+    def let_go(self) -> None:
+        """Keeps no tensor of its rows any more."""
         for name in ROWS:
-            tensor = getattr(self, name)
-            setattr(self, name, None if tensor is None else place(tensor))
+            setattr(self, name, None)
 
     @property
     def changed(self) -> bool:
@@ -281,6 +266,13 @@ class Pass:
     shares: list[Share] | None = None
     changes: int = 0
     signals: int | None = None
+
+    def let_go(self) -> None:
+        """Keeps no tensor of its attention calls any more, nor of the residual stream."""
+        for heard in self.heard:
+            heard.let_go()
+        for around in self.around:
+            around.given = around.read = around.returned = None
 
     @property
     def masks_of_tokens(self) -> dict[str, Tensor]:

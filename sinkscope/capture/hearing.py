@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -57,7 +56,6 @@ class CallHearing:
         self._projections: dict[tuple[str, int], str | None] = {}
         self._readers = OutputReaders(self.model)
         self._oblong = set[str]()
-        self._steered = dict[str, str]()
         self._learned = LearnedKeys(model)
 
     @property
@@ -103,7 +101,7 @@ class CallHearing:
         self._torch.unmatched.clear()
         self._torch.split.clear()
         self._oblong.clear()
-        self._steered.clear()
+        self._readers.forget_given()
 
     def wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function that transformers' interface gives a model, with an ear beside it.
@@ -325,8 +323,7 @@ class CallHearing:
             return
         if self._readers.awaits(name):
             self._aside(self._readers.returned, name, output)
-        if kwargs and (beside := _steering(module, kwargs)):
-            self._steered[name] = beside
+        self._readers.given(name, module, kwargs)
 
     def _settle(self, heard: Heard) -> None:
         """Decides at the end of a pass which layer is the projection of a call."""
@@ -339,8 +336,9 @@ class CallHearing:
             heard.alone = self._readers.returned_by(heard.module)
             if heard.projection is None or not self._readers.read_by(heard.module, heard.projection):
                 heard.projected = None
-        if heard.projection in self._steered:
-            heard.steered, heard.projection, heard.projected = self._steered[heard.projection], None, None
+        heard.steered = self._readers.steered(heard.projection)
+        if heard.steered is not None:
+            heard.projection = heard.projected = None
 
     def _unfold(self, heard: Heard, output: Tensor, read: Tensor) -> None:
         first = sequences_first(output, read)
@@ -371,23 +369,6 @@ class CallHearing:
             self._refuse(first_line(error))
         finally:
             self._torch.pauses -= 1
-
-
-def _steering(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
-    """The first keyword with which a module was given more than what it reads. A switch, and a number or name that is
-    its default, are none: they are the same for every token."""
-    for keyword, given in kwargs.items():
-        if given is None or isinstance(given, bool):
-            continue
-        if isinstance(given, int | float | str) and given == _default(module, keyword):
-            continue
-        return keyword
-    return None
-
-
-def _default(module: nn.Module, keyword: str) -> Any:
-    known = inspect.signature(module.forward).parameters.get(keyword)
-    return None if known is None else known.default
 
 
 def _pools(probabilities: Tensor) -> bool:

@@ -10,25 +10,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.capture.call_rows import pack
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.heard import Heard, Onward, Pass
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order
+from sinkscope.capture.rows import Rows, pack
+from sinkscope.capture.shelf import Shelf
 from sinkscope.capture.sites import place_of, shown_name, stream_of
-from sinkscope.capture.steps import Steps, Whole
+from sinkscope.capture.steps import Steps
 from sinkscope.capture.still_cached import Taking
 from sinkscope.capture.views import Span
+from sinkscope.capture.wholes import Outline
 from sinkscope.errors import SinkscopeError
-
-PACKED_STEPS = 64
-"""After so many passes, the rows that they left are put beside each other."""
 
 
 class Joined:
@@ -39,7 +37,12 @@ class Joined:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.passes: list[Pass] = []
+        self.passes = 0
+        self._first: Pass | None = None
+        self._latest_ids: Tensor | None = None
+        self._ids = Rows()
+        self._given: dict[int, list[bytes]] = {}
+        self._entered: set[str] = set()
         self._taking = Taking()
         self._sites: dict[str, Steps] = {}
         self._by_interface = True
@@ -51,7 +54,7 @@ class Joined:
         self._end_tokens: list[int] | None = None
         self._stopped: Tensor | None = None
         self._order: Order | None = None
-        self._packed = 0
+        self._shelf = Shelf()
 
     def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
         """Tells which tokens end a text, and which texts are `over` [B] by any criterion, a string for one.
@@ -59,7 +62,7 @@ class Joined:
         `ids` [B, T]: these texts, and the token that was written behind them. The tokens that are told first
         count: a generation does not change them.
         """
-        last = self.passes[-1].ids
+        last = self._latest_ids
         if last is None or ids.shape != (len(last), self.length + 1) or over.shape != ids.shape[:1]:
             return
         if not torch.equal(ids[:, : self.length][:, -last.shape[1] :].to(last.device), last):
@@ -75,19 +78,24 @@ class Joined:
         return self._taking.length
 
     @property
+    def first(self) -> Pass:
+        """The pass that these sequences began with."""
+        assert self._first is not None
+        return self._first
+
+    @property
     def batch(self) -> int | None:
         """Sequences that the last pass read; None where the inputs do not tell."""
         rows = self._taking.of_last()[0].rows
-        return self.passes[0].batch if rows is None else len(rows)
+        return self.first.batch if rows is None else len(rows)
 
     @property
     def ids(self) -> Tensor | None:
         """[B, T]: the token ids; None where some pass had none."""
-        pieces = [one_pass.ids for one_pass in self.passes]
-        if not pieces or any(piece is None for piece in pieces):
+        pieces = self._ids.pieces
+        if not pieces:
             return None
-        taken = self._taking.of_last()
-        ids = torch.cat([part.of(piece, 1) for part, piece in zip(taken, pieces, strict=True) if piece is not None], 1)
+        ids = torch.cat([part.of(piece, 1) for part, piece in zip(self._taking.of_last(), pieces, strict=True)], 1)
         if ids.shape[1] != self.length:
             return None
         return ids if self._order is None else self._order.tokens(ids, 1)
@@ -97,29 +105,28 @@ class Joined:
 
         Several passes without ids, or whose rows are not the sequences, give one digest for all sequences.
         """
-        digests = [one_pass.given for one_pass in self.passes]
-        if not any(digests):
+        if not self._given:
             return None
-        first, kept = digests[0], self._taking.of_last()[0].rows
+        first, kept = self._given.get(0), self._taking.of_last()[0].rows
         if (
             first is not None
-            and len(first) == (rows if kept is None else self.passes[0].batch)
-            and not any(digests[1:])
-            and (len(digests) == 1 or self.ids is not None)
+            and len(first) == (rows if kept is None else self.first.batch)
+            and len(self._given) == 1
+            and (self.passes == 1 or self.ids is not None)
         ):
             return [first[row].hex() for row in (range(rows) if kept is None else kept.tolist())]
-        whole = hashlib.sha256()
-        for one_pass in self.passes:
-            whole.update(b"".join(one_pass.given or []))
-            whole.update(b"" if one_pass.ids is None else str(one_pass.ids.tolist()).encode())
+        whole, ids = hashlib.sha256(), self._ids.pieces
+        for number in range(self.passes):
+            whole.update(b"".join(self._given.get(number, [])))
+            whole.update(b"" if ids is None else str(ids[number].tolist()).encode())
         return [whole.hexdigest()] * rows
 
     @property
     def idle(self) -> frozenset[str] | None:
         """The modules that ran without attention, once a prefill and a step were seen whose attention all went through
         transformers' interface; else None. Of the steps to come no torch call needs to be looked at."""
-        if self._idle is None and len(self.passes) > 1 and self._by_interface:
-            self._idle = frozenset(set().union(*(one_pass.entered for one_pass in self.passes)) - self._told)
+        if self._idle is None and self.passes > 1 and self._by_interface:
+            self._idle = frozenset(self._entered - self._told)
         return self._idle
 
     def onward(self, name: str, keys: int) -> Onward | None:
@@ -173,17 +180,27 @@ class Joined:
         if self.passes:
             self._check_same(now)
         self._taking.add(_tokens(now) if now.heard else 0)
-        self._masks |= {name: (len(self.passes), mask.clone()) for name, mask in now.masks.items()}
+        self._masks |= {name: (self.passes, mask.clone()) for name, mask in now.masks.items()}
         now.masks = {}
         if self._idle is None:
             self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
             self._told |= {around.path for around in now.around}
             self._told |= {around.reader for around in now.around if around.reader is not None}
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
-        self.passes.append(now)
-        if len(self.passes) - self._packed == PACKED_STEPS:
-            pack([partial(site.pack, self._packed) for site in self._sites.values()])
-            self._packed = len(self.passes)
+            self._entered |= now.entered
+        self._note(now)
+        if now.cache is not None:
+            pack([self._ids, *(rows for site in self._sites.values() for rows in site.every)], self._shelf)
+
+    def _note(self, now: Pass) -> None:
+        """Notes what a pass was given."""
+        self._first = self._first or now
+        if now.given:
+            self._given[self.passes] = now.given
+        self._ids.add(now.ids)
+        self._latest_ids = now.ids
+        self.passes += 1
+        now.let_go()
 
     def _cut_ids(self, now: Pass) -> None:
         """Leaves a pass its own token ids, where the model was given the whole text again and read its end alone."""
@@ -248,19 +265,19 @@ class Joined:
                 "run it with use_cache=False"
             )
 
-    def padding(self, wholes: list[Whole]) -> tuple[Padding, list[Span] | None]:
+    def padding(self, outlines: list[Outline]) -> tuple[Padding, list[Span] | None]:
         """What the masks say of the whole batch, and the valid positions of the sequences that the ids name; None where
         these hold no padding.
 
         In `generate`, a sequence that has ended goes on with padding while others of its batch are written: it is cut.
         """
         side, sides = self.of_ids, self._sides_told()
-        spans = sides[side].spans if side in sides else self._begun(wholes)
+        spans = sides[side].spans if side in sides else self._begun(outlines)
         ends = self._ends() if self._order is None else None  # the order has seen to them
         if ends is not None:
             told = spans or [(0, self.length)] * len(ends)
             spans = [(start, min(stop, end)) for (start, stop), end in zip(told, ends, strict=True)]
-        self._check_maps(wholes, spans)
+        self._check_maps(outlines, spans)
         if spans is not None and (ends is not None or side not in sides):
             sides |= {side: Side(spans, self.length)}
         return Padding(sides, self.ids is not None), spans
@@ -268,43 +285,43 @@ class Joined:
     @property
     def of_ids(self) -> str:
         """Whose padding the mask of the ids tells."""
-        return TARGET if self.passes[0].decodes else OWN
+        return TARGET if self.first.decodes else OWN
 
     def _sides_told(self) -> dict[str, Side]:
         """What each mask says. Raises SinkscopeError where it has holes."""
         sides = dict[str, Side]()
         for name, (number, mask) in self._masks.items():
-            again = name == HUGGING_FACE and not self.passes[0].decodes
+            again = name == HUGGING_FACE and not self.first.decodes
             if self._order is not None and (name == self.of_ids or again):
                 sides[name] = Side([(0, count) for count in self._order.counts], self.length)
                 continue
             try:
                 sides[name] = self._side(number, mask, name == self.of_ids)
             except ValueError as error:
-                raise SinkscopeError(BEHIND if name == self.of_ids and len(self.passes) > 1 else str(error)) from None
+                raise SinkscopeError(BEHIND if name == self.of_ids and self.passes > 1 else str(error)) from None
         return sides
 
-    def _check_maps(self, wholes: list[Whole], spans: list[Span] | None) -> None:
+    def _check_maps(self, outlines: list[Outline], spans: list[Span] | None) -> None:
         """Raises SinkscopeError where the queries of maps are not those of the valid positions: pass after pass they
         were cut by the first mask and by the tokens that end a text, before the whole was known."""
         behind = self._ended[1].tolist() if self._ended else []
-        for whole in wholes if len(self.passes) > 1 else ():
-            if whole.maps is None:
+        for outline in outlines if self.passes > 1 else ():
+            if outline.maps is None:
                 continue
-            for row in range(whole.heard.rows):
-                rows = whole.maps[row if len(whole.maps) == whole.heard.rows else 0].queries
-                whole_row = (0, whole.queries)
-                start, stop = spans[row] if spans is not None and whole.queries == self.length else whole_row
+            for row in range(outline.heard.rows):
+                rows = outline.maps[row if len(outline.maps) == outline.heard.rows else 0].queries
+                every_row = (0, outline.queries)
+                start, stop = spans[row] if spans is not None and outline.queries == self.length else every_row
                 if rows - (behind[row] if behind else 0) != stop - start:
                     raise SinkscopeError(
-                        f"{whole.heard.shown} computes attention in its own code, and a sequence goes on behind a "
+                        f"{outline.heard.shown} computes attention in its own code, and a sequence goes on behind a "
                         "token that ends texts, or has padding that its first pass does not tell: neither is read"
                     )
 
     def _side(self, number: int, mask: Tensor, of_ids: bool) -> Side:
         """What the mask of a pass says; where it tells of the ids, later passes without one brought tokens alone."""
         mask = self._whole_mask(number, mask) if of_ids else self._taking.of_last()[number].batch(mask)
-        told = of_ids and (self.ids is not None or len(self.passes) > 1)  # else nothing says how long the input is
+        told = of_ids and (self.ids is not None or self.passes > 1)  # else nothing says how long the input is
         length = min(mask.shape[1], self.length) if told else mask.shape[1]
         spans = valid_spans(mask[:, :length])  # what comes behind are places of a static cache
         if spans is not None and told and length < self.length:
@@ -318,11 +335,11 @@ class Joined:
         """The mask of the ids in a pass, and 1 for what came after it."""
         mask = self._taking.of_last()[number].batch(mask)
         rest = self.length - mask.shape[1]
-        return torch.nn.functional.pad(mask, (0, rest), value=1) if rest > 0 and len(self.passes) > 1 else mask
+        return torch.nn.functional.pad(mask, (0, rest), value=1) if rest > 0 and self.passes > 1 else mask
 
-    def _begun(self, wholes: list[Whole]) -> list[Span] | None:
+    def _begun(self, outlines: list[Outline]) -> list[Span] | None:
         """The valid positions of each sequence, where no mask was given for them but a call's own hides their start."""
-        readings = [_beginnings(whole, self.length) for whole in wholes]
+        readings = [_beginnings(outline, self.length) for outline in outlines]
         starts = next((reading for reading in readings if reading is not None), None)
         if starts is None or not any(starts):
             return None
@@ -331,9 +348,9 @@ class Joined:
     def _ends(self) -> list[int] | None:
         """The end of each sequence after the token that ends its text, where one and the same token fills the rest;
         None where no sequence has such an end."""
-        ids, prompt = self.ids, _tokens(self.passes[0])
+        ids, prompt = self.ids, _tokens(self.first)
         last = None if ids is None else self._last_tokens(ids)
-        if ids is None or last is None or len(self.passes) == 1 or len(ids) == 1:
+        if ids is None or last is None or self.passes == 1 or len(ids) == 1:
             return None  # a sequence alone waits for no other
         ends = [_end(row, prompt, last) for row in ids]
         if self._stopped is not None and len(self._stopped) == len(ends):
@@ -341,12 +358,12 @@ class Joined:
             ends = [min(end, stop) if stop >= 0 else end for end, stop in zip(ends, told, strict=True)]
         return ends if min(ends) < self.length else None
 
-    def wholes(self) -> list[Whole]:
+    def outlines(self) -> list[Outline]:
         """Every attention call over whole sequences, in the order of a pass. Raises SinkscopeError where a mask has
         holes, unless they are padding behind a prompt, which no token attends to."""
         self._order = None
         self._order = self._order_behind_padding()
-        if len(self.passes) > 1:
+        if self.passes > 1:
             self._sides_told()  # a hole in the padding is told, not what it does to each call's mask
         for site in self._sites.values():
             if any(site.changed):
@@ -357,16 +374,18 @@ class Joined:
         known: dict[tuple[object, ...], object] = {}
         taken = self._taking.of_last()
         once = [replace(taken[0], tokens=None)]  # of the pictures that only the first pass read
-        wholes = [site.whole(known, taken if site.passes == len(taken) else once) for site in self._sites.values()]
-        return wholes if self._order is None else [self._in_order(whole, self._order, known) for whole in wholes]
+        outlines = [site.outline(known, taken if site.passes == len(taken) else once) for site in self._sites.values()]
+        if self._order is None:
+            return outlines
+        return [self._in_order(outline, self._order, known) for outline in outlines]
 
     def _order_behind_padding(self) -> Order | None:
         """The order that puts the tokens of every sequence together, where one went on behind padding. None where
         none did, and where attention is computed in a model's own code, or beside an encoder's."""
         mask = self._masks.get(self.of_ids)
-        if mask is None or len(self.passes) == 1 or any(site.of_maps for site in self._sites.values()):
+        if mask is None or self.passes == 1 or any(site.of_maps for site in self._sites.values()):
             return None
-        if {"encoder", "cross"} & {self._place(site) for site in self._sites.values()} and not self.passes[0].decodes:
+        if {"encoder", "cross"} & {self._place(site) for site in self._sites.values()} and not self.first.decodes:
             return None
         valid = self._whole_mask(*mask)[:, : self.length] != 0
         ends = self._ends()
@@ -379,24 +398,24 @@ class Joined:
     def _place(self, site: Steps) -> str:
         return place_of(self._model, stream_of(self._model, site.module, site.cross), site.module)
 
-    def _in_order(self, whole: Whole, order: Order, known: dict[tuple[object, ...], object]) -> Whole:
-        if self._place(self._sites[whole.heard.name]) in ("signal", "encoder"):
-            return whole
-        moved = order.whole(whole, known)
+    def _in_order(self, outline: Outline, order: Order, known: dict[tuple[object, ...], object]) -> Outline:
+        if self._place(self._sites[outline.heard.name]) in ("signal", "encoder"):
+            return outline
+        moved = order.outline(outline, known)
         if moved is None:
             raise SinkscopeError(BEHIND)
         return moved
 
 
-def _beginnings(whole: Whole, length: int) -> list[int] | None:
+def _beginnings(outline: Outline, length: int) -> list[int] | None:
     """The first valid position of each sequence: its query sees itself alone. None where the mask does not tell. Maps
     were cut there already."""
-    if whole.maps is not None:
-        cut = len(whole.maps) == whole.heard.rows and (whole.queries, whole.keys) == (length, length)
-        return [length - rows.queries for rows in whole.maps] if cut else None
-    assert whole.call is not None
-    call, spans = whole.call, whole.call.visible.spans
-    if spans is None or call.lengths != (length, length) or spans[0].shape[0] == 1:
+    if outline.maps is not None:
+        cut = len(outline.maps) == outline.heard.rows and (outline.queries, outline.keys) == (length, length)
+        return [length - rows.queries for rows in outline.maps] if cut else None
+    assert outline.visible is not None
+    spans = outline.visible.spans
+    if spans is None or (outline.queries, outline.keys) != (length, length) or spans[0].shape[0] == 1:
         return None
     places = torch.arange(length, device=spans[0].device)
     alone = ((spans[0] == places) & (spans[1] == places + 1))[:, 0]

@@ -3,6 +3,7 @@ transformers' attention where no name tells it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -37,6 +38,20 @@ class OutputReaders:
         self._ran_after: dict[str, set[str]] = {}
         self._turned: set[str] = set()
         self._last: tuple[str, Tensor] | None = None
+        self._steered: dict[str, str] = {}
+
+    def given(self, path: str, module: nn.Module, kwargs: dict[str, Any]) -> None:
+        """Takes note of a layer that was given keywords beside what it reads."""
+        if kwargs and (beside := _steering(module, kwargs)):
+            self._steered[path] = beside
+
+    def steered(self, path: str | None) -> str | None:
+        """The keyword that the layer at a path was given beside what it reads; None without one. See Site."""
+        return None if path is None else self._steered.get(path)
+
+    def forget_given(self) -> None:
+        """Forgets which layers were given keywords: another pass begins."""
+        self._steered.clear()
 
     def of(self, module: str) -> str | None:
         """The path of the layer that is known to be the projection of this attention module; None without one."""
@@ -136,7 +151,8 @@ class OutputReaders:
             return hook
 
         def after(path: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+                self.given(path, module, kwargs if args else {})
                 if self.awaits(path):
                     with aside():
                         self.returned(path, output)
@@ -147,7 +163,7 @@ class OutputReaders:
             for path, module in self.model.named_modules():
                 if is_linear(module):
                     stack.enter_context(hooked(module, pre=before(path)))
-                stack.enter_context(hooked(module, post=after(path)))
+                stack.enter_context(hooked(module, post=after(path), with_kwargs=True))
             yield
 
 
@@ -157,3 +173,20 @@ def _sorted_alike(output: Tensor, read: Tensor) -> bool:
         return False
     ours, theirs = (each.detach().flatten().float().sort().values for each in (output, read))
     return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def _steering(module: nn.Module, kwargs: dict[str, Any]) -> str | None:
+    """The first keyword with which a module was given more than what it reads. A switch, and a number or name that is
+    its default, are none: they are the same for every token."""
+    for keyword, given in kwargs.items():
+        if given is None or isinstance(given, bool):
+            continue
+        if isinstance(given, int | float | str) and given == _default(module, keyword):
+            continue
+        return keyword
+    return None
+
+
+def _default(module: nn.Module, keyword: str) -> Any:
+    known = inspect.signature(module.forward).parameters.get(keyword)
+    return None if known is None else known.default

@@ -39,7 +39,7 @@ class Seen:
     projects: Callable[[str | None], str | None] | None = None
     alone: Callable[[], bool] = bool
     number: int | None = None
-    steered: str | None = None
+    steered: Callable[[str | None], str | None] = lambda path: None
 
 
 @dataclass

@@ -226,7 +226,7 @@ def _dry_run(
     whole = [
         replace(
             record, projects=None if record.module in told else partial(readers.projection, record.module),
-            alone=partial(readers.returned_by, record.module),
+            alone=partial(readers.returned_by, record.module), steered=readers.steered,
         ) for record in seen if record.module not in parts
     ]  # fmt: skip
     return _DryRun(whole, keys, tuple(sorted(parts | unmatched)), given.calls, kept.learned, frozenset(aside))
@@ -326,6 +326,8 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
             if block[0] == record.module and (record.alone() or is_torch_attention(model, record.module)):
                 block = None  # a list of attention modules: the residual stream passes by outside of them
         width = None if record.value_dim is None else record.heads * record.value_dim
+        projection = None if width is None else _projection(model, record, width)
+        steered = record.steered(projection)
         sites.append(
             Site(
                 stream=stream,
@@ -341,11 +343,11 @@ def sites_of(model: nn.Module, seen: list[Seen]) -> list[Site]:
                 value_dim=record.value_dim,
                 causal=record.causal,
                 block=block[0] if block else None,
-                projection=None if width is None or record.steered else _projection(model, record, width),
+                projection=None if steered else projection,
                 path=record.path,
                 score=record.score,
                 kernel=record.kernel,
-                steered=record.steered,
+                steered=steered,
             )
         )
         calls[record.module] += 1

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import LazyMask, made_in_strips
 from sinkscope.capture.masks.visibility import ROWS, Visibility, read_mask
-from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Stream
+from sinkscope.capture.wholes import Outline, Whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +36,25 @@ class Order:
         shape[0], shape[axis] = self.places.shape
         return torch.take_along_dim(tensor, self.places.to(tensor.device).view(shape), axis)
 
-    def whole(self, whole: Whole, known: dict[tuple[object, ...], object]) -> Whole | None:
+    def outline(self, outline: Outline, known: dict[tuple[object, ...], object]) -> Outline | None:
         """A call over whole sequences, in the new order. None where a token attends to padding. `known`: what was made
         of masks that other calls share."""
+        old, length = outline.visible, self.places.shape[1]
+        if old is None or outline.queries != length:
+            return outline
+        square = outline.keys == length and not outline.cross
+        mask, visible = self._visible(old, square, known)
+        if square and not self._hides_padding(visible, known):
+            return None
+        return replace(outline, visible=visible, load=lambda: self._whole(outline.load(), mask, visible, square))
+
+    def _whole(self, whole: Whole, mask: Tensor, visible: Visibility, square: bool) -> Whole:
         call, length = whole.call, self.places.shape[1]
-        if call is None or whole.queries != length:
-            return whole
-        square = whole.keys == length and not whole.cross
+        assert call is not None
 
         def moved(tensor: Tensor | None, axis: int, keys: bool = False) -> Tensor | None:
             return tensor if tensor is None or (keys and not square) else self.tokens(tensor, axis)
 
-        mask, visible = self._visible(call, square, known)
-        if square and not self._hides_padding(visible, known):
-            return None
         query = self.tokens(call.query, 2)
         key, value = (self.tokens(tensor, 2) if square else tensor for tensor in (call.key, call.value))
         bias = None if call.bias is None else self._pairs(call.bias.expand(len(query), -1, length, -1), square)
@@ -75,10 +79,10 @@ class Order:
         return self.tokens(moved, 3) if square else moved
 
     def _visible(
-        self, call: AttentionCall, square: bool, known: dict[tuple[object, ...], object]
+        self, visible: Visibility, square: bool, known: dict[tuple[object, ...], object]
     ) -> tuple[Tensor, Visibility]:
         """The mask of a call in the new order, and what it lets the queries see; made once for calls that share one."""
-        visible, key = call.visible, ("order", id(call.visible), square)
+        key = "order", id(visible), square
         if key not in known:  # which keeps the old one alive, since it is told by its id
             known[key] = visible, self._moved(visible, square)
         return known[key][1]  # type: ignore[index]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sinkscope.capture.axes import in_one_order
-from sinkscope.capture.call_rows import CallRows, Place
+from sinkscope.capture.call_rows import CallRows
 from sinkscope.capture.calls import AttentionCall, MaskReadings
-from sinkscope.capture.heard import Around, Heard, Kept, Onward
-from sinkscope.capture.kernels.map_walk import MapRows
+from sinkscope.capture.heard import Around, Heard, Onward
 from sinkscope.capture.map_steps import MapSteps
-from sinkscope.capture.masks.visibility import from_spans
+from sinkscope.capture.masks.visibility import Visibility, from_spans
 from sinkscope.capture.plan import INTERFACE
+from sinkscope.capture.rows import Rows
 from sinkscope.capture.still_cached import (
     SlotSums,
     StillCached,
@@ -28,56 +29,14 @@ from sinkscope.capture.still_cached import (
     weighs,
     windowed,
 )
-from sinkscope.capture.views import Cut, Part, Stream
+from sinkscope.capture.views import Stream
+from sinkscope.capture.wholes import Outline, Whole
 from sinkscope.errors import SinkscopeError
 
-
-@dataclass(eq=False)
-class Whole:
-    """One attention call over whole sequences: `call`, or what was taken of `maps` that the model formed: of the whole
-    batch (one), or of each sequence of a padded one.
-
-    `queries`, `keys`: how many there are. `cross`: the keys are named as another text's. The other tensors are as in
-    AttentionMap, with every row. `stream` gives the residual stream around the call, from the path of the block that
-    holds it.
-    """
-
-    heard: Heard
-    queries: int
-    keys: int
-    call: AttentionCall | None
-    maps: list[MapRows] | None
-    cross: bool
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    output: Tensor | None
-    projected: Tensor | None
-    stream: Callable[[str | None], Stream]
-    of_tokens: Tensor | None = None
-
-    @property
-    def ends(self) -> Tensor:
-        """[Tq]: the key after the last one that any sequence lets a query see; of a map, the most keys that it sees."""
-        if self.call is not None:
-            return self.call.visible.reach[3].cpu()
-        assert self.maps is not None
-        return self.maps[0].visible.amax((0, 1)).cpu()
-
-    def parts(self, cuts: list[Cut] | None) -> list[Part]:
-        """The sums of maps, cut as `cuts`."""
-        assert self.maps is not None
-        if cuts is None:
-            return [(slice(0, self.heard.rows), None, self.maps[0].sums(), {})]
-        own = self.maps if len(self.maps) == len(cuts) else [self.maps[0].row(cut.index) for cut in cuts]
-        parts = list[Part]()
-        for cut, rows in zip(cuts, own, strict=True):
-            queries, keys = (
-                len(range(size)[cut.rows(size, side)])
-                for side, size in (("queries", self.queries), ("keys", self.keys))
-            )
-            parts.append((cut.batch_row, cut, rows.begun(queries, keys).sums(), {}))
-        return parts
+KEYS = ("key", "value")
+OF_CALL = ("query", "output", "projected")
+OF_MAP = ("query", *KEYS, "output", "projected", "of_tokens")
+"""What is kept of each pass of a call whose tensors were seen, and of one whose map was."""
 
 
 class Steps:
@@ -86,12 +45,16 @@ class Steps:
     def __init__(self, heard: Heard, cross: bool) -> None:
         self.name, self.module, self.cross, self.named_cross = heard.shown, heard.module, cross, cross
         self.changed: list[Tensor] = []
-        self._heard: list[Heard] = []
-        self._around: list[dict[str, Around]] = []
+        self._first = heard
+        self._sizes: list[tuple[int, int]] = []
+        self._own: dict[str, Rows] = defaultdict(Rows)
+        self._around: dict[tuple[str, str], Rows] = defaultdict(Rows)
+        self._channels_last: bool | None = None
+        self._reads_channels = heard.path == INTERFACE or heard.projected is not None
         self._calls = CallRows(heard.shown)
         self._nothing: tuple[Tensor, Tensor] | None = None
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._keys, self._values = Rows(), Rows()
+        self._key_sizes: tuple[int, int] | None = None
         self._sums = SlotSums()
         self._maps: MapSteps | None = None
         self._held: StillCached | None = None
@@ -103,12 +66,13 @@ class Steps:
         self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking,
         live: Tensor | None,
     ) -> None:  # fmt: skip
-        """Adds the rows of a pass. `before`: the passes before it. `live` [B]: the sequences that had not ended; None =
-        all. Raises SinkscopeError where it does not go on where they ended."""
+        """Adds the rows of a pass. `around`: the calls of modules that this one is in, by their paths. `before`: the
+        passes before it. `live` [B]: the sequences that had not ended; None = all. Raises SinkscopeError where it does
+        not go on where they ended."""
         call = heard.call
-        if not self._heard and cached and heard.keys != heard.queries:
+        if not self._sizes and cached and heard.keys != heard.queries:
             self.cross = self.cross or not heard.has_room(masks)
-        if self._heard and (call is None) != (self._maps is not None):
+        if self._sizes and (call is None) != (self._maps is not None):
             raise SinkscopeError(
                 f"{heard.shown} computes attention in its own code in some passes over a cache alone, which is not "
                 "read: run it with use_cache=False"
@@ -120,22 +84,28 @@ class Steps:
         else:
             call = masks.read(call)
         if call is not None:
-            self._calls.calls.append(call)
-            heard.call, heard.key, heard.value, heard.versions = None, None, None, ()  # every step's keys are T^2
-        self._heard.append(heard)
-        self._around.append(around)
+            self._calls.add(call)
+            heard.call, heard.versions = None, ()
+        for name in OF_MAP if call is None else OF_CALL:
+            if not (self._sizes and self._of_another_text(name)):  # its keys come with the first pass alone
+                self._own[name].add(getattr(heard, name))
+        for path, record in around.items():
+            for name in ("given", "read", "returned"):
+                self._around[path, name].add(getattr(record, name))
+            if self._channels_last is None and path == self.module:
+                self._channels_last = record.last
+        self._sizes.append((heard.rows, heard.queries))
         self._rows += heard.queries
 
-    def pack(self, start: int, place: Place) -> None:
-        """Puts what is kept of the passes from number `start` on where `place` says."""
-        for heard, by_path in zip(self._heard[start:], self._around[start:], strict=True):
-            heard.pack(place)
-            for around in by_path.values():
-                around.pack(place)
-        self._calls.pack(start, place)
-        if not self.cross:
-            for pieces in (self._keys, self._values):
-                pieces[start:] = map(place, pieces[start:])
+    def _of_another_text(self, name: str) -> bool:
+        """Whether a tensor of a map belongs to another text than the queries."""
+        return name in KEYS and self._maps is not None and self._maps.cross
+
+    @property
+    def every(self) -> list[Rows]:
+        """What is kept of each pass."""
+        keys = [] if self.cross else [self._keys, self._values]
+        return [*self._own.values(), *self._around.values(), *self._calls.every, *keys]
 
     @property
     def of_maps(self) -> bool:
@@ -149,7 +119,7 @@ class Steps:
             self._maps.add(heard, live)
         if cached:  # the cache's own tensors may be written into, and every step's keys are T^2
             new = slice(None) if self._maps.cross else slice(self._rows, self._rows + heard.queries)
-            known = self._maps.cross and len(self._heard) > 0
+            known = self._maps.cross and len(self._sizes) > 0
             heard.key, heard.value = (
                 None if tensor is None or known else tensor[:, :, new].clone() for tensor in (heard.key, heard.value)
             )
@@ -173,8 +143,8 @@ class Steps:
     def grouped(self, call: AttentionCall) -> AttentionCall:
         """The call with as many KV heads as the first pass had: a model may repeat each for its query heads in some
         passes alone, as transformers does under a mask."""
-        groups = self._keys[0].shape[1] if self._keys else call.key.shape[1]
         now = call.key.shape[1]
+        groups = now if self._key_sizes is None else self._key_sizes[0]
         if now == groups:
             return call
         tensors = call.key, call.value
@@ -190,7 +160,7 @@ class Steps:
         """The number of newest tokens that were sliced off this call's cache since the last pass; 0 where it lacks
         none, or others than these alone. None for a sliding cache, whose slots do not tell."""
         call = heard.call
-        if call is None or self.cross or not self._keys:
+        if call is None or self.cross or self._key_sizes is None:
             return None
         past = heard.keys - heard.queries
         if past == self._rolling or windowed(call, self._rows):
@@ -202,7 +172,7 @@ class Steps:
             same = self._held.sliced(key, value, self._slots - past, self.name)
         else:
             taken = before.of_next()
-            earlier = (joined(pieces, taken, 2)[:, :, :past] for pieces in (self._keys, self._values))
+            earlier = (self._all_keys(rows, taken)[:, :, :past] for rows in (self._keys, self._values))
             same = self._slots == self._rows and all(map(torch.equal, (key, value), earlier))
         return self._slots - past if same else 0
 
@@ -210,10 +180,9 @@ class Steps:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
         if self._maps is not None:
             self._maps.taken_back = True
-        if not self._keys or self.cross:
+        if self._key_sizes is None or self.cross:
             return
-        sizes = zip(taken, self._keys, strict=True)
-        left = sum(keys.shape[2] if part.tokens is None else part.tokens for part, keys in sizes)
+        left = self._tokens_in(taken)
         gone, self._rows = self._rows - left, left
         self._slots -= gone
         self._sums.cut(gone)
@@ -235,16 +204,15 @@ class Steps:
         call = masks.read(call if call.bias is None else replace(call, bias=masks.own(call.bias)))
         visible = call.visible
         if self.cross:
-            if self._keys and keys != self._keys[0].shape[2]:
+            if self._key_sizes is not None and keys != self._key_sizes[1]:
                 raise SinkscopeError(
-                    f"{heard.shown} attends to {keys} keys after {self._keys[0].shape[2]} of another text: one softmax "
+                    f"{heard.shown} attends to {keys} keys after {self._key_sizes[1]} of another text: one softmax "
                     "over the keys of an encoder and of a cache that grows is not read"
                 )
-            if not self._keys:
-                self._keys, self._values = [call.key.clone()], [call.value.clone()]
-                call = replace(call, key=self._keys[0], value=self._values[0]).with_visible(visible)
-            self._calls.visible.append(visible)
-            self._calls.offsets.append(0)
+            if self._key_sizes is None:
+                call = replace(call, key=call.key.clone(), value=call.value.clone()).with_visible(visible)
+                self._add_keys(call.key, call.value)
+            self._calls.add_visible(visible, 0)
             return call
         total = before + new
         if keys > total:
@@ -256,7 +224,7 @@ class Steps:
             )  # fmt: skip
             call = masks.read(call) if visible.spans is None else call.with_visible(from_spans(*visible.spans, total))
         fresh = self._keep(call, passes)
-        if not self._heard:  # the cache's own tensors may be written into
+        if not self._sizes:  # the cache's own tensors may be written into
             return replace(call, key=fresh[0], value=fresh[1]).with_visible(call.visible)
         if self._nothing is None:  # a slice would keep the keys and values that it is of
             self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
@@ -268,10 +236,10 @@ class Steps:
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
         dropped = offset > 0 and past != self._rolling and not windowed(call, self._rows)
         anew = (self._held is not None or dropped) and self._find(call, past, passes)
-        if past > 0 and not anew and self._heard:
+        if past > 0 and not anew and self._sizes:
             changed = self._sums.changed(call.key, call.value, past)
             # On an accelerator the answer is waited for in the second pass alone: most presses act after the first.
-            if changed is None or len(self._heard) == 1 or changed.device.type == "cpu":
+            if changed is None or len(self._sizes) == 1 or changed.device.type == "cpu":
                 anew = (changed is None or bool(changed)) and self._find(call, past, passes, changed=True)
             else:
                 self.changed.append(changed)
@@ -283,10 +251,8 @@ class Steps:
             self._held.grow(*fresh)
         self._sums.keep(call.key, call.value, past, anew=anew)
         self._slots = keys
-        self._keys.append(fresh[0])
-        self._values.append(fresh[1])
-        self._calls.visible.append(visible)
-        self._calls.offsets.append(offset)
+        self._add_keys(*fresh)
+        self._calls.add_visible(visible, offset)
         return fresh
 
     def _find(self, call: AttentionCall, past: int, passes: Taking, changed: bool = False) -> bool:
@@ -301,7 +267,7 @@ class Steps:
         fresh = self._held is None
         if self._held is None:
             taken = passes.of_next()
-            tokens, values = joined(self._keys, taken, 2), joined(self._values, taken, 2)
+            tokens, values = self._all_keys(self._keys, taken), self._all_keys(self._values, taken)
             self._held = StillCached(tokens, values, self._ever_seen(taken))
         window = self._rolling if call.window is None else call.window - 1
         gone = self._slots - past if window is None else min(self._slots, window) - past
@@ -315,87 +281,114 @@ class Steps:
 
     def _ever_seen(self, taken: list[Taken]) -> Tensor:
         """(B | 1, T): whether any query so far saw the key of each token."""
-        starts, ends = (self._calls.edges(edge, taken) for edge in (0, 1))
-        spans = from_spans(starts, ends, self._rows)
+        spans = from_spans(*self._calls.edges(taken), self._rows)
         return (spans.seen_by > 0).any(1)
+
+    def _add_keys(self, key: Tensor, value: Tensor) -> None:
+        self._keys.add(key)
+        self._values.add(value)
+        if self._key_sizes is None:
+            self._key_sizes = key.shape[1], key.shape[2]
+
+    def _all_keys(self, rows: Rows, taken: list[Taken]) -> Tensor:
+        pieces = rows.pieces
+        assert pieces is not None
+        return taken[0].batch(pieces[0]) if self.cross else joined(pieces, taken, 2)
+
+    def _tokens_in(self, taken: list[Taken]) -> int:
+        """The tokens of each sequence in what is taken."""
+        sizes = zip(taken, self._sizes, strict=True)
+        return sum(queries if part.tokens is None else part.tokens for part, (_, queries) in sizes)
 
     @property
     def passes(self) -> int:
         """How many passes made the call."""
-        return len(self._heard)
+        return len(self._sizes)
 
-    def whole(self, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Whole:
+    def outline(self, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Outline:
         """The call over whole sequences. `known`: what was joined of masks and biases that other calls share. `taken`:
         what belongs to the sequences of each pass."""
-        first, stream = self._heard[0], partial(self._stream, taken)
-        if taken[0].rows is not None:
-            first = replace(first, rows=len(taken[0].rows))
+        first = self._first if taken[0].rows is None else replace(self._first, rows=len(taken[0].rows))
         if self._maps is not None:
-            return self._whole_maps(first, self._maps, taken)
-        if len(self._heard) == 1 and taken[0].tokens is None:
-            call = self._calls.calls[0]
-            return Whole(
-                first, *call.lengths, call, None, self.named_cross, first.query, call.key, call.value, first.output,
-                first.projected, stream,
+            return self._outline_of_maps(first, self._maps, taken)
+        if len(self._sizes) == 1 and taken[0].tokens is None:
+            call = self._calls.first
+            return Outline(
+                first, *call.lengths, self.named_cross, call.visible, None, call, self._own["query"].shape,
+                call.value.shape, lambda: call.key, partial(self._load_one, call, taken),
             )  # fmt: skip
-        if self.cross:
-            key, value = (taken[0].batch(pieces[0]) for pieces in (self._keys, self._values))
-        else:
-            key, value = joined(self._keys, taken, 2), joined(self._values, taken, 2)
-        call = self._calls.joined(key, value, None if self._held is None else self._held.end, known, taken)
-        output, read_next = self._rows_of("output", taken, 1), self._rows_of("projected", taken, 1)
-        return Whole(
-            first, *call.lengths, call, None, self.named_cross, call.query, key, value, output, read_next, stream
-        )
-
-    def _whole_maps(self, first: Heard, maps: MapSteps, taken: list[Taken]) -> Whole:
-        found = maps.parts()
-        keys = first.keys if maps.cross else maps.queries
-        if maps.cross:
-            key, value = (None if each is None else taken[0].batch(each) for each in (first.key, first.value))
-        else:
-            key, value = (self._rows_of(name, taken, 2) for name in ("key", "value"))
-        query, output, read_next = (
-            self._rows_of(name, taken, axis) for name, axis in (("query", 2), ("output", 1), ("projected", 1))
-        )
-        return Whole(
-            first, maps.queries, keys, None, found, self.named_cross, query, key, value, output, read_next,
-            partial(self._stream, taken), self._rows_of("of_tokens", taken, 1),
+        queries, one = self._tokens_in(taken), self._calls.one
+        keys = self._key_sizes[1] if self.cross and self._key_sizes is not None else queries
+        visible = self._calls.visibility(keys, None if self._held is None else self._held.end, known, taken)
+        return Outline(
+            first, queries, keys, self.named_cross, visible, None, one, one.query.shape, one.value.shape,
+            lambda: None if self._keys.pieces is None else self._all_keys(self._keys, taken),
+            partial(self._load, visible, known, taken),
         )  # fmt: skip
 
-    def _rows_of(self, name: str, taken: list[Taken], axis: int) -> Tensor | None:
-        return _along([getattr(heard, name) for heard in self._heard], taken, axis)
+    def _outline_of_maps(self, first: Heard, maps: MapSteps, taken: list[Taken]) -> Outline:
+        keys = first.keys if maps.cross else maps.queries
+        return Outline(
+            first, maps.queries, keys, self.named_cross, None, maps.parts(), None, self._own["query"].shape,
+            self._own["value"].shape, partial(self._rows_of, "key", taken), partial(self._load_map, taken),
+        )  # fmt: skip
+
+    def _load_one(self, call: AttentionCall, taken: list[Taken]) -> Whole:
+        """The rows of the only pass, which stay where they are."""
+        query, output, read_next = (self._rows_of(name, taken) for name in OF_CALL)
+        return Whole(call, query, call.key, call.value, output, read_next, partial(self._stream, taken))
+
+    def _load(self, visible: Visibility, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Whole:
+        key, value = self._all_keys(self._keys, taken), self._all_keys(self._values, taken)
+        call = self._calls.joined(key, value, visible, known, taken)
+        output, read_next = self._rows_of("output", taken), self._rows_of("projected", taken)
+        self._let_go(self._keys, self._values, self._calls.queries)
+        return Whole(call, call.query, key, value, output, read_next, partial(self._stream, taken))
+
+    def _load_map(self, taken: list[Taken]) -> Whole:
+        query, key, value, output, read_next, of_tokens = (self._rows_of(name, taken) for name in OF_MAP)
+        if self.passes > 1:
+            self._let_go()
+        return Whole(None, query, key, value, output, read_next, partial(self._stream, taken), of_tokens)
+
+    def _rows_of(self, name: str, taken: list[Taken]) -> Tensor | None:
+        pieces = self._own[name].pieces
+        if pieces is None:
+            return None
+        if self._of_another_text(name):
+            return taken[0].batch(pieces[0])
+        return joined(pieces, taken, 2 if name in ("query", *KEYS) else 1)
+
+    def _let_go(self, *others: Rows) -> None:
+        for rows in (*self._own.values(), *others):
+            rows.let_go()
 
     def _stream(self, taken: list[Taken], block: str | None) -> Stream:
-        module = self._heard[0].module
-        return Stream(
-            self._over(block, taken, lambda call: call.given), self._over(module, taken, lambda call: call.read),
-            self._over(block, taken, lambda call: call.returned),
+        """The residual stream around the call. Where several passes made it, what was kept of it is let go."""
+        stream = Stream(
+            self._over(block, "given", taken), self._over(self.module, "read", taken),
+            self._over(block, "returned", taken),
         )  # fmt: skip
+        if self.passes > 1:
+            for rows in self._around.values():
+                rows.let_go()
+        return stream
 
-    def _over(self, path: str | None, taken: list[Taken], of: Callable[[Around], Kept | None]) -> Tensor | None:
+    def _over(self, path: str | None, name: str, taken: list[Taken]) -> Tensor | None:
         """What was kept of the module at `path` in every pass, [B, T, D]; None where a pass lacks it, or where it is of
         other positions."""
-        calls = [None if path is None else by_path.get(path) for by_path in self._around]
-        kept = [None if call is None else of(call) for call in calls]
-        tensors = [None if each is None else each.unwritten for each in kept]
-        pieces = in_one_order(tensors, [(heard.rows, heard.queries) for heard in self._heard], self._last)
-        return _along(pieces, taken, 1)
+        rows = self._around.get((path, name)) if path is not None else None
+        pieces = None if rows is None or rows.passes != self.passes else rows.pieces
+        if pieces is None:
+            return None
+        ordered = [piece for piece in in_one_order(pieces, self._sizes, self._last) if piece is not None]
+        return joined(ordered, taken, 1) if len(ordered) == len(pieces) else None
 
     @property
     def _last(self) -> bool | None:
         """Whether channels stand last in what the module reads; None where nothing shows it. transformers' interface
         has them there, and a linear layer that reads the heads shows it too."""
-        first = self._heard[0]
-        told = (by_path[first.module].last for by_path in self._around if first.module in by_path)
-        known = True if first.path == INTERFACE or first.projected is not None else None
-        return next((last for last in told if last is not None), known)
-
-
-def _along(pieces: list[Tensor | None], taken: list[Taken], axis: int) -> Tensor | None:
-    """The pieces of all passes joined along an axis; None where one is missing."""
-    whole = [piece for piece in pieces if piece is not None]
-    return joined(whole, taken, axis) if whole and len(whole) == len(pieces) else None
+        return self._channels_last if self._channels_last is not None else True if self._reads_channels else None
 
 
 def _repeated(tensor: Tensor, times: int) -> bool:

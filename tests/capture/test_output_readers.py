@@ -132,3 +132,42 @@ def test_a_gate_that_alone_reads_the_heads_is_not_the_projection(measured: objec
     for block in model.blocks:
         block.attn = Gated(block.attn)
     assert measured(model.eval(), tokens()).heads[WRITES].isna().all(axis=None)
+
+
+class Scaled(nn.Linear):
+    """A linear layer whose caller says what its result is multiplied by."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * super().forward(x)
+
+
+class Scales(nn.Module):
+    """An attention that gives its projection this `scale`."""
+
+    def __init__(self, attention: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.c_proj = Scaled(WIDTH, WIDTH)
+        self.c_proj.load_state_dict(attention.c_proj.state_dict())
+        attention.c_proj = nn.Identity()
+        self.attention, self.scale = attention, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        written: Tensor = self.c_proj(self.attention(x), scale=self.scale)
+        return written
+
+
+@pytest.mark.parametrize("measured", [by_scan, by_watch])
+def test_a_projection_that_is_given_more_than_heads_is_told_of(measured: object) -> None:
+    """Its weight alone does not tell what it adds. The default of a keyword changes nothing."""
+    assert callable(measured)
+    runs = {}
+    for scale in (1.0, 3.0):
+        model = plain("sdpa")
+        for block in model.blocks:
+            block.attn = Scales(block.attn, scale)
+        runs[scale] = measured(model.eval(), tokens())
+    known = measured(plain("sdpa"), tokens()).heads
+    np.testing.assert_allclose(runs[1.0].heads[WRITES], known[WRITES], rtol=1e-5)
+    assert not any("beside the heads" in warning for warning in runs[1.0].manifest.warnings)
+    assert runs[3.0].heads[WRITES].isna().all(axis=None)
+    assert any("given 'scale' beside the heads" in warning for warning in runs[3.0].manifest.warnings)

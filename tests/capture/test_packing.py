@@ -1,33 +1,68 @@
-"""Small tensors are copied beside each other: the same numbers, each tensor once, and few pieces of memory."""
+"""What each pass leaves of a tensor comes back as it was: from few pieces of memory, or from a file."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from sinkscope.capture.call_rows import SMALL, Place, pack
+from sinkscope.capture import shelf as shelves
+from sinkscope.capture.heard import Kept
+from sinkscope.capture.rows import SMALL, TOGETHER, Rows, pack
+from sinkscope.capture.shelf import Shelf
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 
 
-def holder(held: list[Tensor]) -> Callable[[Place], None]:
-    def hold(place: Place) -> None:
-        held[:] = map(place, held)
+def filled(*passes: list[Tensor], shelf: Shelf | None = None) -> list[Rows]:
+    """Rows of as many tensors, each list those of one pass; packed after each."""
+    rows, shelf = [Rows() for _ in passes[0]], shelf or Shelf()
+    for tensors in passes:
+        for own, tensor in zip(rows, tensors, strict=True):
+            own.add(tensor)
+        pack(rows, shelf)
+    return rows
 
-    return hold
+
+def assert_holds(rows: Rows, tensors: list[Tensor]) -> None:
+    pieces = rows.pieces
+    assert pieces is not None
+    assert len(pieces) == len(tensors)
+    assert all(piece.dtype == tensor.dtype for piece, tensor in zip(pieces, tensors, strict=True))
+    assert all(map(torch.equal, pieces, tensors))
 
 
-def test_tensors_are_the_same_in_few_pieces() -> None:
-    held = [torch.randn(2, 1, 3) for _ in range(6)] + [torch.randn(4), torch.randn(2, 1, 3).half()]
-    before = [tensor.clone() for tensor in held]
-    shared, large = [held[0], held[5]], [torch.zeros(SMALL)]
-    untouched = large[0]
-    pack([holder(held), holder(shared), holder(large)])
-    assert all(map(torch.equal, held, before))
-    assert len({tensor.untyped_storage().data_ptr() for tensor in held}) == 3, "one for each shape and type"
-    assert shared[0] is held[0], "what two hold is copied once"
-    assert shared[1] is held[5]
-    assert large[0] is untouched
+def memory(rows: Rows) -> set[int]:
+    return {piece.untyped_storage().data_ptr() for piece in rows.pieces or []}
+
+
+def random(dtype: torch.dtype, *shape: int) -> Tensor:
+    return (torch.randn(*shape) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("in_memory", [shelves.IN_MEMORY, 0], ids=["memory", "file"])
+def test_tensors_come_back_as_they_were(dtype: torch.dtype, in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two shapes in turn, with large ones and a strided one between them, and some since the last time."""
+    monkeypatch.setattr(shelves, "IN_MEMORY", in_memory)
+    tensors = [random(dtype, 2, 1 + number % 2, 3) for number in range(2 * TOGETHER + 5)]
+    tensors[3], tensors[9] = random(dtype, 2, SMALL, 3), random(dtype, 2, 3, 4).mT
+    [rows] = filled(*[[tensor] for tensor in tensors])
+    assert rows.shape == tensors[0].shape
+    tensors.append(random(dtype, 2, 1, 3))
+    rows.add(tensors[-1])
+    assert_holds(rows, tensors)
+    assert rows.passes == len(tensors)
+
+
+def test_small_tensors_are_in_few_pieces_of_memory_and_large_ones_where_they_were() -> None:
+    small, large = [torch.randn(2, 3) for _ in range(2 * TOGETHER)], torch.zeros(SMALL)
+    assert len(memory(filled(*[[tensor] for tensor in small])[0])) == 2
+    assert memory(filled([large])[0]) == {large.untyped_storage().data_ptr()}
 
 
 def test_two_views_of_the_same_numbers_are_copied_once() -> None:
@@ -36,35 +71,100 @@ def test_two_views_of_the_same_numbers_are_copied_once() -> None:
     output = torch.randn(1, 3, 1, 2).transpose(1, 2)
     read = output.reshape(1, 1, 6).view(1, 1, 3, 2)
     other = output.as_strided((1, 1, 3, 2), (1, 1, 1, 2))
-    held = [output, read, other]
-    before = [tensor.clone() for tensor in held]
-    assert output.data_ptr() == read.data_ptr()
-    pack([holder(held)])
-    assert all(map(torch.equal, held, before))
-    assert held[0] is held[1]
-    assert held[2] is not held[0]
+    first, second, third = filled([output, read, other])
+    assert memory(first) == memory(second) != memory(third)
+    for rows, tensor in ((first, output), (second, read), (third, other)):
+        assert_holds(rows, [tensor])
 
 
 def test_two_views_that_show_opposite_numbers_are_two() -> None:
     numbers = torch.randn(3, dtype=torch.complex64)
-    held = [numbers.imag, numbers.conj().imag]
-    before = [tensor.clone() for tensor in held]
-    pack([holder(held)])
-    assert all(map(torch.equal, held, before))
+    first, second = filled([numbers.imag, numbers.conj().imag])
+    assert_holds(first, [numbers.imag])
+    assert_holds(second, [-numbers.imag])
 
 
-def test_tensors_of_inference_mode_and_strides_are_packed() -> None:
+def test_tensors_of_inference_mode_are_copied_out_of_it() -> None:
     with torch.inference_mode():
-        held = [torch.randn(2, 3).mT for _ in range(2)]
-        before = [tensor.clone() for tensor in held]
-        pack([holder(held)])
-    assert all(map(torch.equal, held, before))
-    assert not held[0].is_inference()
-    pack([])
+        tensor = torch.randn(2, 3).mT
+        [rows] = filled([tensor])
+    assert_holds(rows, [tensor])
+    assert not (rows.pieces or [tensor])[0].is_inference()
+    pack([], Shelf())
 
 
 def test_tensors_of_another_class_stay_where_they_are() -> None:
     own = torch.randn(3).as_subclass(type("Own", (Tensor,), {}))
-    held = [own, torch.randn(3)]
-    pack([holder(held)])
-    assert held[0] is own
+    [rows] = filled([own])
+    assert memory(rows) == {own.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("how", ["missing", "written", "written and packed"])
+def test_nothing_is_told_where_one_is_missing_or_was_written_into(how: str) -> None:
+    rows, tensor = Rows(), torch.randn(3)
+    rows.add(torch.randn(3))
+    rows.add(None if how == "missing" else Kept.of(tensor))
+    tensor.add_(1)
+    if how == "written and packed":
+        pack([rows], Shelf())
+    rows.add(torch.randn(3))
+    assert rows.pieces is None
+    assert rows.passes == 3
+
+
+def test_what_was_written_into_after_it_was_packed_is_as_it_was() -> None:
+    tensor = torch.randn(3)
+    before, rows = tensor.clone(), Rows()
+    rows.add(Kept.of(tensor))
+    pack([rows], Shelf())
+    tensor.add_(1)
+    assert_holds(rows, [before])
+
+
+def test_those_of_an_accelerator_are_copied_at_once_and_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without numbers stand for them here: they are on no CPU either."""
+    monkeypatch.setattr(shelves, "IN_MEMORY", 0)
+    tensors = [torch.empty(2, 3, device="meta") for _ in range(TOGETHER + 3)]
+    [rows] = filled(*[[tensor] for tensor in tensors])
+    pieces = rows.pieces or []
+    assert [piece.shape for piece in pieces] == [(2, 3)] * len(tensors)
+    assert {piece.device.type for piece in pieces} == {"meta"}
+    packed = {id(piece._base) for piece in pieces[:TOGETHER]}
+    assert len(packed) == 1
+    assert [piece is tensor for piece, tensor in zip(pieces, tensors, strict=True)] == [False] * TOGETHER + [True] * 3
+
+
+def test_the_file_has_no_name_and_the_first_tensors_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shelves, "IN_MEMORY", 40)
+    shelf = Shelf()
+    first, second = torch.randn(8), torch.randn(8)
+    assert shelf.put(first) is first
+    shelved = shelf.put(second)
+    assert isinstance(shelved, shelves.Shelved)
+    assert torch.equal(shelved.tensor(), second)
+    assert not [*tmp_path.iterdir()]
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda patch: patch.setattr(tempfile, "TemporaryFile", full),
+        lambda patch: patch.setattr(shelves, "LEFT_FREE", 2**70),
+        lambda patch: patch.setattr(shelves, "_bytes", full),
+    ],
+    ids=["no file", "little room", "a write that fails"],
+)
+def test_all_stays_in_memory_where_the_disk_is_full(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "IN_MEMORY", 0)
+    break_it(monkeypatch)
+    shelf, tensors = Shelf(), [torch.randn(3) for _ in range(2)]
+    assert [shelf.put(tensor) is tensor for tensor in tensors] == [True, True]

@@ -21,6 +21,7 @@ from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope import SinkscopeError
+from sinkscope.capture import rows, shelf
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
@@ -61,22 +62,24 @@ def test_a_sequence_is_measured_until_it_is_long_enough(left: int) -> None:
         sinkscope.watch(model, until=1)
 
 
+@pytest.mark.parametrize("in_memory", [shelf.IN_MEMORY, 0], ids=["memory", "file"])
 @pytest.mark.parametrize("left", slow_but([0, 4], 0))
 @pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gpt_oss"], "llama"))
 def test_the_rows_of_steps_are_put_into_few_pieces_of_memory(
-    family: str, left: int, monkeypatch: pytest.MonkeyPatch
+    family: str, left: int, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of small ones between the growing tensors of a cache left gaps of a megabyte a step."""
-    monkeypatch.setattr("sinkscope.capture.joined.PACKED_STEPS", 5)
+    """Thousands of small ones between the growing tensors of a cache left gaps of a megabyte a step. What is more than
+    a part of memory is in a file."""
+    monkeypatch.setattr(rows, "TOGETHER", 5)
+    monkeypatch.setattr(shelf, "IN_MEMORY", in_memory)
     model, given = writer(family), prompt(left)
     with sinkscope.watch(model) as seen:
         written = generate(model, given)
         ((_, open_one, _),) = seen._follower._open.values()
         assert open_one is not None
-        for place in range(len(open_one.passes[-1].around)):
-            around = [one_pass.around[place].given for one_pass in open_one.passes]
-            pieces = {kept.tensor.untyped_storage().data_ptr() for kept in around if kept is not None}
-            assert len(pieces) <= 1 + NEW // 5 + NEW % 5
+        for kept in (kept for site in open_one._sites.values() for kept in site.every):
+            pieces = {piece.untyped_storage().data_ptr() for piece in kept.pieces or ()}
+            assert len(pieces) <= 2 + NEW // 5
     assert_same(seen.run(), in_one_pass(model, written, given))
 
 

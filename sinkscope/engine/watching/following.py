@@ -329,7 +329,7 @@ class Follower:
         """Measures nothing of the sequences that are open over a cache, now or later."""
         cache, joined, label = self._open[key]
         if joined is not None:
-            self.measured -= joined.passes[0].batch or 1
+            self.measured -= joined.first.batch or 1
         self._open[key] = cache, None, label
 
     def leave_out(self, why: str) -> None:
@@ -373,7 +373,7 @@ class Follower:
         _, joined, label = self._open.pop(key, (None, None, ""))
         if joined is None:
             return
-        self.measured -= joined.passes[0].batch or 1
+        self.measured -= joined.first.batch or 1
         began = time.perf_counter()
         try:
             with undisturbing():

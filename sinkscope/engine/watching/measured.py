@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,8 @@ from sinkscope.capture.padded import Padding, like_padding, padding_tokens
 from sinkscope.capture.parts import Given, Keys, Seen, in_pieces, no_maps
 from sinkscope.capture.plan import Plan, sites_of
 from sinkscope.capture.sites import place_of, shown_name, stream_of
-from sinkscope.capture.steps import Whole
 from sinkscope.capture.views import Cut, Part, Pending, Span, Views
+from sinkscope.capture.wholes import Outline
 from sinkscope.engine.collector import Collector, Parts
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet
@@ -106,44 +105,43 @@ class Measurer:
         that are not as many as its texts (None where there are none), which are left out otherwise. Raises
         SinkscopeError where it cannot be read rightly.
         """
-        every = joined.wholes()
-        kept = [Keys(whole.heard.module, whole.queries, whole.key) for whole in every]
-        pieces = in_pieces(kept, joined.passes[0].pooled)
-        wholes = [whole for whole in every if whole.queries > 1]
-        unread = joined.passes[0].unmatched | joined.passes[0].split
-        if not wholes and unread:
+        every = joined.outlines()
+        pieces = _in_pieces(every, joined.first.pooled)
+        outlines = [outline for outline in every if outline.queries > 1]
+        unread = joined.first.unmatched | joined.first.split
+        if not outlines and unread:
             raise SinkscopeError(not_read(unread))
-        if joined.passes[0].cache is None:
-            own = [whole for whole in wholes or every if whole.heard.module not in pieces]
-            _check_cache(own, {joined.length, joined.passes[0].second})
-        if not wholes:
+        if joined.first.cache is None:
+            own = [outline for outline in outlines or every if outline.heard.module not in pieces]
+            _check_cache(own, {joined.length, joined.first.second})
+        if not outlines:
             return None
-        rows = _rows(joined, wholes)
-        apart = self._apart(joined, wholes, rows)
+        rows = _rows(joined, outlines)
+        apart = self._apart(joined, outlines, rows)
         if signals and not apart:
             return None
-        wholes, rows = (apart, apart[0].heard.rows) if signals else ([w for w in wholes if w not in apart], rows)
-        calls = self._calls(joined, wholes, rows, pieces)
-        read = [whole for whole in wholes if whole.heard.name in calls.sites]
+        outlines, rows = (apart, apart[0].heard.rows) if signals else ([w for w in outlines if w not in apart], rows)
+        calls = self._calls(joined, outlines, rows, pieces)
+        read = [outline for outline in outlines if outline.heard.name in calls.sites]
         padding, spans = (Padding(), None) if signals else self._padding(joined, read, calls)
         cuts = self._cuts(padding, read, calls)
         length = joined.length
-        if signals or all(whole.queries != length for whole in read):
-            length = max(whole.queries for whole in read)
+        if signals or all(outline.queries != length for outline in read):
+            length = max(outline.queries for outline in read)
         lengths = [length] * rows if spans is None else [stop - first for first, stop in spans]
         if min(lengths) < 2:
             raise SinkscopeError("a sequence of one token was left out: bos_mass starts at the second")
-        parts, unseen = self._measured(read, calls, cuts, max(lengths), start, joined.passes[0].texts)
+        parts, unseen = self._measured(read, calls, cuts, max(lengths), start, joined.first.texts)
         ids = None if signals else _valid_ids(joined.ids, spans)
         untold = spans is None and not padding.sides
         alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
         return Sequences(
             calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike,
-            _pooled(joined.passes[0], every),
+            _pooled(joined.first, every),
         )  # fmt: skip
 
     def _measured(
-        self, read: list[Whole], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int,
+        self, read: list[Outline], calls: Calls, cuts: dict[str, list[Cut] | None], longest: int, start: int,
         texts: Tensor | None,
     ) -> tuple[Parts, Unseen]:  # fmt: skip
         """What is measured of these calls, and the positions that no query may see. `texts`: as a Pass has them."""
@@ -151,15 +149,14 @@ class Measurer:
         collector.begin(start)
         try:
             masks, unseen = MaskReadings(), Unseen()
-            for whole in read:
-                site, own_cuts = calls.sites[whole.heard.name], cuts[whole.heard.name]
-                parts = self._add(collector, site, whole, masks, own_cuts)
-                if own_cuts is None and whole.queries == whole.keys:
+            for outline in read:
+                site, own_cuts = calls.sites[outline.heard.name], cuts[outline.heard.name]
+                parts = self._add(collector, site, outline, masks, own_cuts)
+                if own_cuts is None and outline.queries == outline.keys:
                     seen_by = torch.cat([part[2].seen_by for part in parts])
-                    chosen = partial(_chooses, whole, masks)
-                    if texts is not None and _kept_apart(texts, seen_by, _is_causal(whole)):
+                    if texts is not None and _kept_apart(texts, seen_by, outline.causal):
                         raise SinkscopeError(PACKED)
-                    unseen.add(calls.places[whole.heard.name], seen_by, _is_causal(whole), chosen)
+                    unseen.add(calls.places[outline.heard.name], seen_by, outline.causal, outline.chosen)
             bad = collector.bad_site([*calls.sites.values()])
             if bad is not None:
                 raise SinkscopeError(
@@ -170,27 +167,28 @@ class Measurer:
             collector.drop()
             raise
 
-    def _padding(self, joined: Joined, read: list[Whole], calls: Calls) -> tuple[Padding, list[Span] | None]:
+    def _padding(self, joined: Joined, read: list[Outline], calls: Calls) -> tuple[Padding, list[Span] | None]:
         """As `Joined.padding`, without masks that the model does not heed."""
         told, spans = joined.padding(read)
         places = calls.places
         if not told.any:
             return told, spans
         asked = [
-            (whole.heard.name, places[whole.heard.name], (whole.queries, whole.keys), _hides(whole)) for whole in read
+            (outline.heard.name, places[outline.heard.name], (outline.queries, outline.keys), outline.hides)
+            for outline in read
         ]
         padding = told.heeded(asked, frozenset(places.values()))
         return padding, spans if joined.of_ids in padding.sides or joined.of_ids not in told.sides else None
 
-    def _cuts(self, padding: Padding, read: list[Whole], calls: Calls) -> dict[str, list[Cut] | None]:
+    def _cuts(self, padding: Padding, read: list[Outline], calls: Calls) -> dict[str, list[Cut] | None]:
         """How each call is cut into its sequences. Raises SinkscopeError where a map was cut before the pass showed
         whose padding it has."""
         among, cuts = frozenset(calls.places.values()), dict[str, list[Cut] | None]()
-        for whole in read:
-            name = whole.heard.name
+        for outline in read:
+            name = outline.heard.name
             place = calls.places[name]
             cuts[name] = padding.cuts(name, place, among)
-            if whole.call is None and padding.any and not padding.alike(name, place, whole.heard.among, among):
+            if outline.visible is None and padding.any and not padding.alike(name, place, outline.heard.among, among):
                 raise SinkscopeError(
                     f"{shown_name(name)} attended before a cross-attention: whose padding its mask shows cannot be "
                     "told; give sequences of equal length"
@@ -198,21 +196,22 @@ class Measurer:
         return cuts
 
     def _add(
-        self, collector: Collector, site: Site, whole: Whole, masks: MaskReadings, cuts: list[Cut] | None
+        self, collector: Collector, site: Site, outline: Outline, masks: MaskReadings, cuts: list[Cut] | None
     ) -> list[Part]:
-        of_tokens = whole.of_tokens
-        if whole.call is None:
-            parts = whole.parts(cuts)
+        loaded = outline.load()
+        of_tokens = loaded.of_tokens
+        if loaded.call is None:
+            parts = outline.parts(cuts)
         else:
-            outputs, parts = self.views.of_call(site.name, whole.call, masks, cuts)
+            outputs, parts = self.views.of_call(site.name, loaded.call, masks, cuts)
             of_tokens = outputs.of_tokens
-            if whole.output is not None and not whole.heard.dropped:
-                self._compare(site.name, outputs.whole, whole.output, cuts)
+            if loaded.output is not None and not outline.heard.dropped:
+                self._compare(site.name, outputs.whole, loaded.output, cuts)
         pending = Pending(
-            site, parts, (whole.heard.rows, whole.queries), whole.query, whole.key, whole.value, whole.output,
-            whole.projected, factors=whole.heard.factors, time_first=whole.heard.time_first, of_tokens=of_tokens,
+            site, parts, (outline.heard.rows, outline.queries), loaded.query, loaded.key, loaded.value, loaded.output,
+            loaded.projected, factors=outline.heard.factors, time_first=outline.heard.time_first, of_tokens=of_tokens,
         )  # fmt: skip
-        stream = whole.stream(site.block)
+        stream = loaded.stream(site.block)
         for part in parts:
             collector.add(self.views.view(pending, part, stream), part[0].start)
         return parts
@@ -237,20 +236,20 @@ class Measurer:
                     f"{difference:.2g} of its size; the sequence was left out"
                 )
 
-    def _calls(self, joined: Joined, wholes: list[Whole], rows: int, pieces: set[str]) -> Calls:
+    def _calls(self, joined: Joined, outlines: list[Outline], rows: int, pieces: set[str]) -> Calls:
         """The sites of these calls, without those of modules that attend in `pieces`.
 
         They are found once for all passes that make the same calls.
         """
-        first, seen = joined.passes[0], [_seen(whole) for whole in wholes]
+        first, seen = joined.first, [_seen(outline) for outline in outlines]
         given = Given(rows, first.second)
-        if len(joined.passes) == 1:
+        if joined.passes == 1:
             given = Given(rows, first.second, first.hidden_shapes, first.several, first.padded_windows)
-        named = {whole.heard.name: call for whole, call in zip(wholes, seen, strict=True)}
+        named = {outline.heard.name: call for outline, call in zip(outlines, seen, strict=True)}
         parts = frozenset(first.split | pieces | no_maps(self.model, named, first.unmatched, given))
         names = tuple(
-            (whole.heard.name, whole.heard.heads, whole.heard.projection, whole.queries == whole.keys)
-            for whole in wholes
+            (outline.heard.name, outline.heard.heads, outline.heard.projection, outline.queries == outline.keys)
+            for outline in outlines
         )
         key = names, parts, frozenset(first.unmatched), first.decodes, first.changes
         if key not in self._known:
@@ -264,14 +263,14 @@ class Measurer:
             self._known[key] = Calls(read, by_name, places, unread, first.decodes)
         return self._known[key]
 
-    def _apart(self, joined: Joined, wholes: list[Whole], rows: int) -> list[Whole]:
+    def _apart(self, joined: Joined, outlines: list[Outline], rows: int) -> list[Outline]:
         """The calls over pictures or recordings that are not as many as the texts of their pass."""
-        signals = joined.passes[0].signals
-        if signals in (None, rows) or joined.passes[0].ids is None or joined.passes[0].cache is not None:
+        signals = joined.first.signals
+        if signals in (None, rows) or joined.first.ids is None or joined.first.cache is not None:
             return []
-        paths = {whole.heard.module for whole in wholes if whole.heard.rows == signals}
+        paths = {outline.heard.module for outline in outlines if outline.heard.rows == signals}
         towers = {path for path in paths if place_of(self.model, stream_of(self.model, path, False), path) == "signal"}
-        return [whole for whole in wholes if whole.heard.module in towers]
+        return [outline for outline in outlines if outline.heard.module in towers]
 
 
 class Unseen:
@@ -280,13 +279,13 @@ class Unseen:
     def __init__(self) -> None:
         self._hidden: dict[tuple[str, int], Tensor] = {}
 
-    def add(self, place: str, seen_by: Tensor, causal: bool, chosen: Callable[[], bool]) -> None:
+    def add(self, place: str, seen_by: Tensor, causal: bool, chosen: bool) -> None:
         """Adds a call, by the number of queries that see each key, (b | 1, h | 1, T). `causal`: a query need not see
-        its own key, so that the last one tells nothing. `chosen()`: so does none where the model chooses keys."""
+        its own key, so that the last one tells nothing. `chosen`: so does none where the model chooses keys."""
         hidden = seen_by.amax(1) == 0
         if causal:
             hidden[:, -1] = False
-        if bool(hidden.any()) and chosen():
+        if chosen and bool(hidden.any()):
             return
         key = place, hidden.shape[1]
         self._hidden[key] = hidden & self._hidden[key] if key in self._hidden else hidden
@@ -313,11 +312,11 @@ def _kept_apart(texts: Tensor, seen_by: Tensor, causal: bool) -> bool:
     return bool((texts[:, 1:].to(seen.device) & (seen <= own)).any())  # layers may be on several devices
 
 
-def _pooled(now: Pass, every: list[Whole]) -> frozenset[str]:
+def _pooled(now: Pass, every: list[Outline]) -> frozenset[str]:
     """The modules that attended from one position alone in a pass that no other one goes on with."""
     if now.cache is not None:
         return frozenset()
-    return frozenset({*now.pooled} | {whole.heard.module for whole in every if whole.queries == 1})
+    return frozenset({*now.pooled} | {outline.heard.module for outline in every if outline.queries == 1})
 
 
 def from_one(modules: Iterable[str]) -> str:
@@ -350,87 +349,78 @@ def plan_of(model: nn.Module, every: list[Calls], failures: list[str], keywords:
     return Plan(sites_of(model, [*seen.values()]), tuple(sorted(unread)), 0, failures, keywords)
 
 
-def _check_cache(wholes: list[Whole], given: set[int | None]) -> None:
+def _check_cache(outlines: list[Outline], given: set[int | None]) -> None:
     """Raises SinkscopeError where a call goes on with earlier ones over a cache that no object of transformers holds:
     each query sees one key more than the one before it, the first sees several, and the keys are not the tokens that
     the pass was given."""
-    for whole in wholes:
-        if whole.keys <= whole.queries or whole.keys in given or whole.cross:
+    for outline in outlines:
+        if outline.keys <= outline.queries or outline.keys in given or outline.cross:
             continue
-        first = int(whole.ends[0])
-        if first > 1 and torch.equal(whole.ends, torch.arange(first, first + whole.queries)):
-            raise SinkscopeError(not_followed(whole.heard.name, whole.queries))
+        first = int(outline.ends[0])
+        if first > 1 and torch.equal(outline.ends, torch.arange(first, first + outline.queries)):
+            raise SinkscopeError(not_followed(outline.heard.name, outline.queries))
 
 
-def _rows(joined: Joined, wholes: list[Whole]) -> int:
+def _rows(joined: Joined, outlines: list[Outline]) -> int:
     """The sequences of the batch: what was given, or, where that puts time first, what attended.
 
     Where every call has a multiple of what was given, windows were folded into the batch, which are no sequences.
     Raises SinkscopeError where calls hold some of the texts that were given, and none holds all.
     """
-    first = joined.passes[0]
-    told, attended = joined.batch, [whole.heard.rows for whole in wholes]
+    first = joined.first
+    told, attended = joined.batch, [outline.heard.rows for outline in outlines]
     if told is not None and first.second not in attended and all(rows % told == 0 for rows in attended):
         return told
     if (
         told is not None
         and not {told, first.second} & {*attended}
-        and (first.ids is not None or _in_turn(wholes, told))
+        and (first.ids is not None or _in_turn(outlines, told))
     ):
         held = f"{attended[0]} row{'s' * (attended[0] != 1)}"
         raise SinkscopeError(
-            f"{shown_name(wholes[0].heard.name)} attended over {held} at once where {told} sequences were "
+            f"{shown_name(outlines[0].heard.name)} attended over {held} at once where {told} sequences were "
             "given: which is whose cannot be told; give one at a time"
         )
     return told if told in attended else max(set(attended), key=attended.count)
 
 
-def _in_turn(wholes: list[Whole], told: int) -> bool:
+def _in_turn(outlines: list[Outline], told: int) -> bool:
     """Whether the calls of each module hold all sequences together, in several calls."""
     rows = Counter[str]()
-    for whole in wholes:
-        rows[whole.heard.module] += whole.heard.rows
-    return len(rows) < len(wholes) and {*rows.values()} == {told}
+    for outline in outlines:
+        rows[outline.heard.module] += outline.heard.rows
+    return len(rows) < len(outlines) and {*rows.values()} == {told}
 
 
-def _seen(whole: Whole) -> Seen:
-    heard, call = whole.heard, whole.call
+def _seen(outline: Outline) -> Seen:
+    heard, one = outline.heard, outline.one
+    projection, alone, steered = heard.projection, heard.alone, heard.steered
     return Seen(
         module=heard.module,
         rows=heard.rows,
-        queries=whole.queries,
-        keys=whole.keys,
+        queries=outline.queries,
+        keys=outline.keys,
         heads=heard.heads,
-        kv_groups=heard.heads if whole.value is None else whole.value.shape[1],
-        head_dim=None if whole.query is None else whole.query.shape[-1],
-        value_dim=None if whole.value is None else whole.value.shape[-1],
-        causal=_is_causal(whole),
+        kv_groups=heard.heads if outline.value is None else outline.value[1],
+        head_dim=None if outline.query is None else outline.query[3],
+        value_dim=None if outline.value is None else outline.value[3],
+        causal=outline.causal,
         path=heard.path,
-        window=None if call is None else call.window,
-        score="softmax" if call is None else call.score,
-        kernel=None if call is None else (kernel_of(call) or TORCH),
-        projects=lambda named: heard.projection,
-        alone=lambda: heard.alone,
+        window=None if one is None else one.window,
+        score="softmax" if one is None else one.score,
+        kernel=None if one is None else (kernel_of(one) or TORCH),
+        projects=lambda named: projection,
+        alone=lambda: alone,
         number=heard.number,
-        steered=heard.steered,
+        steered=lambda path: steered,
     )
 
 
-def _chooses(whole: Whole, masks: MaskReadings) -> bool:
-    """Whether the model chose the keys of each query, so that one which no query sees need be no padding."""
-    return whole.call is not None and masks.read(whole.call).visible.chosen
-
-
-def _hides(whole: Whole) -> bool:
-    """Whether some query of a call does not see some key, or nothing shows that all see all."""
-    return whole.call is None or bool((whole.call.visible.seen_by < whole.queries).any())
-
-
-def _is_causal(whole: Whole) -> bool:
-    if whole.call is not None:
-        return whole.call.visible.causal
-    assert whole.maps is not None
-    return all(rows.causal for rows in whole.maps)
+def _in_pieces(every: list[Outline], alone: Counter[str]) -> set[str]:
+    """As `parts.in_pieces`; keys are put together only of modules that made several calls."""
+    calls = Counter(outline.heard.module for outline in every)
+    several = [outline for outline in every if calls[outline.heard.module] > 1]
+    return in_pieces([Keys(outline.heard.module, outline.queries, outline.key()) for outline in several], alone)
 
 
 def _valid_ids(ids: Tensor | None, spans: list[Span] | None) -> Tensor | None:

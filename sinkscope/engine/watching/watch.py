@@ -149,7 +149,7 @@ class Watch:
         sequences = self._into_heap(joined, label, False)
         if sequences is None:
             return 0
-        if joined.passes[0].signals not in (None, sequences.count):
+        if joined.first.signals not in (None, sequences.count):
             self._into_heap(joined, f"{label}, {SIGNALS}", True)
         return sequences.count
 

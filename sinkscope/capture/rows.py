@@ -1,0 +1,172 @@
+"""What each pass over a cache leaves of one tensor, such as the queries of an attention call, until the sequence ends.
+
+Each step leaves some hundred small tensors. Between them, the tensors of the cache grow and move with every step. On a
+CPU, their old places then lie between small ones that are in use, and the process becomes many times as large as all
+that it holds. So `pack` copies the small ones into few blocks, which are no part of the heap.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.heard import Kept
+from sinkscope.capture.shelf import Shelf, Shelved
+
+SMALL = 2**16
+"""The bytes up to which a tensor is put beside others; larger ones leave no gaps worth the copy."""
+
+TOGETHER = 64
+"""Tensors in a block. On an accelerator, whose memory has no such gaps, those of as many passes are copied at once."""
+
+_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
+"""Where a tensor's numbers are in memory, and how it reads them."""
+
+
+class Block:
+    """Tensors of one shape in one piece, on its first axis; `count` are there."""
+
+    def __init__(self, tensors: Tensor, count: int) -> None:
+        self._tensors: Tensor | Shelved = tensors
+        self.count = count
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> Block:
+        """An empty one for small tensors like this one."""
+        if tensor.device.type != "cpu":
+            return cls(tensor.new_empty(TOGETHER, *tensor.shape), 0)
+        flags = {} if not hasattr(mmap, "MAP_ANONYMOUS") else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+        size = max(1, TOGETHER * tensor.nbytes)
+        memory = torch.frombuffer(mmap.mmap(-1, size, **flags), dtype=torch.uint8)[: TOGETHER * tensor.nbytes]
+        return cls(memory.view(tensor.dtype).view(TOGETHER, *tensor.shape), 0)
+
+    def add(self, tensor: Tensor) -> None:
+        """Copies a tensor into the next place."""
+        assert isinstance(self._tensors, Tensor)
+        self._tensors[self.count].copy_(tensor)
+        self.count += 1
+
+    def shelve(self, shelf: Shelf) -> None:
+        """Puts the block on a shelf."""
+        if isinstance(self._tensors, Tensor):
+            self._tensors = shelf.put(self._tensors)
+
+    def tensors(self, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Those from `start` to before `stop`."""
+        tensors = self._tensors if isinstance(self._tensors, Tensor) else self._tensors.tensor()
+        return tensors[start:stop].unbind()
+
+
+@dataclass
+class _Run:
+    """Passes whose tensors follow one another in a block, from its place `start` to before `stop`."""
+
+    block: Block
+    start: int
+    stop: int
+
+
+Placed = dict[_Numbers, tuple[Block, int]]
+"""The place of each tensor's copy."""
+
+
+class Rows:
+    """One tensor for each pass, or nothing, where a pass had none or something was written into one since."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._shape: torch.Size | None = None
+        self._missing = False
+        self._loose: list[Tensor | Kept] = []
+        self._runs: list[_Run] = []
+        self._open: dict[tuple[torch.Size, torch.dtype, torch.device], Block] = {}
+
+    def add(self, kept: Tensor | Kept | None) -> None:
+        """Adds that of the next pass."""
+        self.passes += 1
+        if kept is None:
+            self.let_go()
+        elif not self._missing:
+            self._loose.append(kept)
+            if self._shape is None:
+                self._shape = (kept.tensor if isinstance(kept, Kept) else kept).shape
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """That of the first pass; None where a pass had none."""
+        return None if self._missing else self._shape
+
+    @property
+    def pieces(self) -> list[Tensor] | None:
+        """The tensor of each pass; None where one is missing, or where they were let go."""
+        loose = self._read_loose()
+        if self._missing:
+            return None
+        return [tensor for run in self._runs for tensor in run.block.tensors(run.start, run.stop)] + loose
+
+    def let_go(self) -> None:
+        """Keeps no tensor any more."""
+        self._missing = True
+        self._loose, self._runs, self._open = [], [], {}
+
+    def pack(self, placed: Placed, shelf: Shelf) -> None:
+        """Puts the tensors since the last time into blocks, full ones on `shelf`. `placed`: those of other rows, which
+        most often hold some of the same numbers: an output projection reads the attention's output."""
+        loose = self._read_loose()
+        if loose and loose[0].device.type != "cpu" and len(loose) < TOGETHER:
+            return
+        for tensor in loose:
+            block, place = self._place(tensor, placed, shelf)
+            if self._runs and self._runs[-1].block is block and self._runs[-1].stop == place:
+                self._runs[-1].stop += 1
+            else:
+                self._runs.append(_Run(block, place, place + 1))
+        self._loose = []
+
+    def _place(self, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
+        if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
+            return Block(tensor[None], 1), 0
+        numbers = _numbers(tensor)
+        if numbers not in placed:
+            placed[numbers] = self._copied(tensor, shelf)
+        return placed[numbers]
+
+    def _copied(self, tensor: Tensor, shelf: Shelf) -> tuple[Block, int]:
+        if tensor.nbytes > SMALL:
+            whole = Block(tensor[None], 1)
+            whole.shelve(shelf)
+            return whole, 0
+        key = tensor.shape, tensor.dtype, tensor.device
+        block = self._open.get(key)
+        if block is None:
+            block = self._open[key] = Block.like(tensor)
+        block.add(tensor)
+        if block.count == TOGETHER:
+            block.shelve(shelf)
+            del self._open[key]
+        return block, block.count - 1
+
+    def _read_loose(self) -> list[Tensor]:
+        tensors = [kept.unwritten if isinstance(kept, Kept) else kept for kept in self._loose]
+        found = [tensor for tensor in tensors if tensor is not None]
+        if len(found) < len(tensors):
+            self.let_go()
+            return []
+        return found
+
+
+def pack(every: Iterable[Rows], shelf: Shelf) -> None:
+    """Packs the rows of all calls; see `Rows.pack`."""
+    placed: Placed = {}
+    with torch.no_grad(), torch.inference_mode(False):
+        for rows in every:
+            rows.pack(placed, shelf)
+
+
+def _numbers(tensor: Tensor) -> _Numbers:
+    steps = tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()
