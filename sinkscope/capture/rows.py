@@ -2,12 +2,11 @@
 
 Each step leaves some hundred small tensors. Between them, the tensors of the cache grow and move with every step. On a
 CPU, their old places then lie between small ones that are in use, and the process becomes many times as large as all
-that it holds. So `pack` copies the small ones into few blocks, which are no part of the heap.
+that it holds. So `pack` copies the small ones into blocks, and full blocks out of the heap.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,19 +29,9 @@ _Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bo
 class Block:
     """Tensors of one shape in one piece, on its first axis; `count` are there."""
 
-    def __init__(self, tensors: Tensor, count: int) -> None:
-        self._tensors: Tensor | Shelved = tensors
+    def __init__(self, tensors: Tensor | Shelved, count: int) -> None:
+        self._tensors = tensors
         self.count = count
-
-    @classmethod
-    def like(cls, tensor: Tensor) -> Block:
-        """An empty one for small tensors like this one."""
-        if tensor.device.type != "cpu":
-            return cls(tensor.new_empty(TOGETHER, *tensor.shape), 0)
-        flags = {} if not hasattr(mmap, "MAP_ANONYMOUS") else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-        size = max(1, TOGETHER * tensor.nbytes)
-        memory = torch.frombuffer(mmap.mmap(-1, size, **flags), dtype=torch.uint8)[: TOGETHER * tensor.nbytes]
-        return cls(memory.view(tensor.dtype).view(TOGETHER, *tensor.shape), 0)
 
     def add(self, tensor: Tensor) -> None:
         """Copies a tensor into the next place."""
@@ -50,10 +39,14 @@ class Block:
         self._tensors[self.count].copy_(tensor)
         self.count += 1
 
-    def shelve(self, shelf: Shelf) -> None:
-        """Puts the block on a shelf."""
-        if isinstance(self._tensors, Tensor):
-            self._tensors = shelf.put(self._tensors)
+    def close(self, shelf: Shelf) -> Tensor | None:
+        """Copies a full block to a shelf, and returns the memory where it was. None where it stays there: on an
+        accelerator, whose memory has no such gaps, and where it is empty."""
+        room = self._tensors
+        if not isinstance(room, Tensor) or room.device.type != "cpu" or not room.nbytes:
+            return None
+        self._tensors = shelf.copy(room)
+        return room
 
     def tensors(self, start: int, stop: int) -> tuple[Tensor, ...]:
         """Those from `start` to before `stop`."""
@@ -137,17 +130,14 @@ class Rows:
 
     def _copied(self, tensor: Tensor, shelf: Shelf) -> tuple[Block, int]:
         if tensor.nbytes > SMALL:
-            whole = Block(tensor[None], 1)
-            whole.shelve(shelf)
-            return whole, 0
+            return Block(shelf.put(tensor[None]), 1), 0
         key = tensor.shape, tensor.dtype, tensor.device
         block = self._open.get(key)
-        if block is None:
-            block = self._open[key] = Block.like(tensor)
+        if block is None or block.count == TOGETHER:
+            room = None if block is None else block.close(shelf)
+            room = tensor.new_empty(TOGETHER, *tensor.shape) if room is None else room
+            block = self._open[key] = Block(room, 0)
         block.add(tensor)
-        if block.count == TOGETHER:
-            block.shelve(shelf)
-            del self._open[key]
         return block, block.count - 1
 
     def _read_loose(self) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import tempfile
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-IN_MEMORY = 2**26
+IN_MEMORY = 2**28
 """The bytes of one batch of sequences that stay in memory."""
 
 LEFT_FREE = 2**30
 """The bytes that the disk keeps for others."""
+
+_PRIVATE = {} if not hasattr(mmap, "MAP_ANONYMOUS") else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+"""Memory that a forked process does not share, where a system has such."""
 
 
 class _File:
@@ -25,9 +29,13 @@ class _File:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="sinkscope-", buffering=0)  # noqa: SIM115
         weakref.finalize(self, self._file.close)
+        self._process = os.getpid()
 
     def write(self, numbers: memoryview) -> int:
-        """Writes at the end of the file, and returns where. Raises OSError where the disk is full."""
+        """Writes at the end of the file, and returns where. Raises OSError where the disk is full, and in a forked
+        process, which shares the file with this one."""
+        if os.getpid() != self._process:
+            raise OSError(errno.EACCES, "another process writes this file")
         start = self._file.seek(0, os.SEEK_END)
         while numbers:
             numbers = numbers[self._file.write(numbers) :]
@@ -35,16 +43,21 @@ class _File:
 
     def read(self, start: int, numbers: memoryview) -> None:
         """Fills `numbers` with what is in the file from `start` on. Raises OSError where it cannot be read."""
-        self._file.seek(start)
         while numbers:
-            count = self._file.readinto(numbers)
+            count = self._read_some(start, numbers)
             if not count:
                 raise OSError("the temporary file of a watched sequence is shorter than what was written")
-            numbers = numbers[count:]
+            start, numbers = start + count, numbers[count:]
+
+    def _read_some(self, start: int, numbers: memoryview) -> int:
+        if hasattr(os, "preadv"):  # leaves the place alone at which another process writes
+            return os.preadv(self._file.fileno(), [numbers], start)
+        self._file.seek(start)
+        return self._file.readinto(numbers)
 
 
 @dataclass(frozen=True, eq=False)
-class Shelved:
+class InFile:
     """A tensor whose numbers are in a file, from the byte `start` on."""
 
     file: _File
@@ -59,6 +72,23 @@ class Shelved:
         return held
 
 
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A tensor whose numbers are in a piece of memory of their own, outside of the heap. Where torch holds it, the
+    little that torch keeps of it beside is in the heap."""
+
+    memory: mmap.mmap | bytearray
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        """The tensor, which shows that memory."""
+        return torch.frombuffer(self.memory, dtype=self.dtype).view(self.shape)
+
+
+Shelved = InFile | InMemory
+
+
 class Shelf:
     """The tensors of one batch of sequences: the first ones in memory, the later ones in a file without a name, which
     is gone with the last of them. What is on an accelerator stays there, and so does all where the disk is full."""
@@ -68,23 +98,39 @@ class Shelf:
         self._file: _File | None = None
         self._full = False
 
-    def put(self, tensor: Tensor) -> Tensor | Shelved:
-        """The tensor where it is from now on. Nobody may write into it any more."""
+    def put(self, tensor: Tensor) -> Tensor | InFile:
+        """A large tensor where it is from now on. Nobody may write into it any more."""
         on_cpu = type(tensor) is Tensor and tensor.device.type == "cpu"
-        if self._full or not on_cpu or self._held + tensor.nbytes <= IN_MEMORY:
-            self._held += tensor.nbytes
-            return tensor
+        return (self._written(tensor) if on_cpu else None) or tensor
+
+    def copy(self, tensor: Tensor) -> Shelved:
+        """A copy of a tensor on the CPU that is not empty."""
+        written = self._written(tensor)
+        if written is not None:
+            return written
+        numbers = _bytes(tensor.contiguous())
         try:
-            return self._write(tensor.detach().resolve_conj().resolve_neg().contiguous())
+            memory: mmap.mmap | bytearray = mmap.mmap(-1, tensor.nbytes, **_PRIVATE)
+        except OSError:  # a process may have so many pieces of memory, and no more
+            memory = bytearray(numbers)
+        else:
+            memory[:] = numbers
+        return InMemory(memory, tensor.shape, tensor.dtype)
+
+    def _written(self, tensor: Tensor) -> InFile | None:
+        """The tensor in the file; None where there is room in memory, or none on the disk."""
+        if self._full or self._held + tensor.nbytes <= IN_MEMORY:
+            self._held += tensor.nbytes
+            return None
+        try:
+            self._file = self._file or _File()
+            if shutil.disk_usage(tempfile.gettempdir()).free < LEFT_FREE + tensor.nbytes:
+                raise OSError(errno.ENOSPC, "little room is left")
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            return InFile(self._file, self._file.write(_bytes(plain)), plain.shape, plain.dtype)
         except OSError:
             self._full = True
-            return tensor
-
-    def _write(self, tensor: Tensor) -> Shelved:
-        self._file = self._file or _File()
-        if shutil.disk_usage(tempfile.gettempdir()).free < LEFT_FREE + tensor.nbytes:
-            raise OSError(errno.ENOSPC, "little room is left")
-        return Shelved(self._file, self._file.write(_bytes(tensor)), tensor.shape, tensor.dtype)
+            return None
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_the_file_has_no_name_and_the_first_tensors_stay_in_memory(
     first, second = torch.randn(8), torch.randn(8)
     assert shelf.put(first) is first
     shelved = shelf.put(second)
-    assert isinstance(shelved, shelves.Shelved)
+    assert isinstance(shelved, shelves.InFile)
     assert torch.equal(shelved.tensor(), second)
     assert not [*tmp_path.iterdir()]
 
@@ -168,3 +169,20 @@ def test_all_stays_in_memory_where_the_disk_is_full(
     break_it(monkeypatch)
     shelf, tensors = Shelf(), [torch.randn(3) for _ in range(2)]
     assert [shelf.put(tensor) is tensor for tensor in tensors] == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
+def test_a_forked_process_reads_the_file_and_writes_nothing_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelves, "IN_MEMORY", 0)
+    shelf, first, second = Shelf(), torch.randn(8), torch.randn(8)
+    written = shelf.put(first)
+    assert isinstance(written, shelves.InFile)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(written.tensor(), first) and shelf.put(second) is second else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    later = shelf.put(second)
+    assert isinstance(later, shelves.InFile)
+    assert torch.equal(later.tensor(), second)
+    assert torch.equal(written.tensor(), first)
