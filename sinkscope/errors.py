@@ -94,6 +94,7 @@ def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
     Nearest are names that hold all its words (`bos` and `bos_mass`), the shortest first; then names spelled alike, or
     with a word spelled alike. It ends a sentence.
     """
+    name = str(name)  # a program may ask for anything
     folded = name.casefold()
     distances = {term: _distance(folded, term.casefold()) for term in known}
     near = sorted((term for term in distances if distances[term] < FAR), key=lambda term: (distances[term], term))

@@ -41,7 +41,7 @@ def columns_of(manifest: Manifest | None) -> Iterator[Column]:
 
 def near_column(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a name that is no column: the column behind a name of the screens, else near names."""
-    column = ON_SCREENS.get(name.casefold())
+    column = ON_SCREENS.get(str(name).casefold())
     return f"; did you mean {column}?" if column in (known := set(known)) else did_you_mean(name, known)
 
 

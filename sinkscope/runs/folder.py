@@ -230,6 +230,14 @@ def _with_article(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
+def folder_of(given: Any) -> Path:
+    """The path of a folder that a program names. Raises SinkscopeError for what names none."""
+    try:
+        return Path(given)
+    except TypeError:
+        raise SinkscopeError(f"the path of a folder is needed, not {type(given).__name__}") from None
+
+
 def check_place(target: Path) -> None:
     """Tests, before anything is measured, that the nearest existing folder can be written to, and that the path is
     text, as Parquet files need it. Raises SinkscopeError."""

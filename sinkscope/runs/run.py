@@ -12,7 +12,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.catalogue import near_column
-from sinkscope.runs.folder import FolderKind, save_parquet, sha256_of, sha256_of_files
+from sinkscope.runs.folder import FolderKind, folder_of, save_parquet, sha256_of, sha256_of_files
 from sinkscope.runs.per_sequence import sequences_of, tells_sinks, tokens_of
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
@@ -123,7 +123,8 @@ class Run(ShownRun):
         Raises SinkscopeError where the folder holds a finished run (unless `force`) or files that are not a run's, and
         where the disk is full or not writable. The folder is then unchanged.
         """
-        holds_shards = self.shards is not None and self.shards.resolve() == Path(folder).resolve()
+        folder = folder_of(folder)
+        holds_shards = self.shards is not None and self.shards.resolve() == folder.resolve()
         try:
             written = RUN_FOLDER.write(
                 folder, force, lambda work: self._write(work, formats), resume=holds_shards,
@@ -187,7 +188,7 @@ def load_run(path: str | Path) -> Run:
     Raises SinkscopeError where it is no run folder, a file is missing, unreadable, damaged or another run's, or a newer
     sinkscope wrote it. Runs whose manifest holds no SHA-256 of the files are held to their rows and columns only.
     """
-    folder = Path(path)
+    folder = folder_of(path)
     try:
         if not folder.exists():
             raise SinkscopeError(f"no such run folder: {folder}{_instead(folder)}")

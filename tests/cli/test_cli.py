@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import typer
 from conftest import SHORT, TABLES, Outcome, Scan, make_model, make_tokenizer
+from small_run import make_run
 from tiers import slow_but
 from typer.testing import CliRunner, Result
 
@@ -534,6 +535,20 @@ def test_a_model_where_a_run_is_needed() -> None:
 def test_folder_that_is_no_run(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(SinkscopeError, match=words):
         load_run(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda run: load_run(None), "the path of a folder is needed, not NoneType"),
+        (lambda run: run.save(3), "the path of a folder is needed, not int"),
+        (lambda run: run.plot(3), "figure 3: choose one of heatmap, "),
+        (lambda run: run.show(3), "3 is no column of heads"),
+    ],
+)
+def test_what_names_nothing(work: Callable[[Any], object], words: str) -> None:
+    with pytest.raises(SinkscopeError, match=words):
+        work(make_run())
 
 
 @pytest.mark.parametrize("command", [["compare", "{}", "{}"], ["baseline", "{}", "-o", "x.json"]])

@@ -1459,13 +1459,15 @@ def test_another_run_is_another_measurement() -> None:
     ("arms", "options", "error"),
     [
         ([], {}, "nothing to measure: at least one arm is needed"),
+        (3, {}, "arms: a name, an Arm or a list of them is needed, not int"),
+        ([3], {}, "arms: a name or an Arm is needed, not int"),
         ([ScaledValues(2.0, "unablated")], {}, "--arm unablated: the unablated model is always measured"),
         (["kv:4"], {"seed": -1}, "--seed -1: 0 or more is needed"),
         (["kv:4"], {"seq_len": 1}, "--seq-len 1: at least 2 tokens are needed"),
     ],
 )
 def test_a_measurement_that_cannot_be(
-    arms: list[Any], options: dict[str, int], error: str, tiny_model: Any, tokenizer: Any
+    arms: Any, options: dict[str, int], error: str, tiny_model: Any, tokenizer: Any
 ) -> None:
     with pytest.raises(sinkscope.SinkscopeError, match=error):
         sinkscope.arms(tiny_model, arms, tokenizer=tokenizer, **SMALL | options)

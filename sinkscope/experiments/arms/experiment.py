@@ -27,7 +27,7 @@ from sinkscope.experiments.arms.arm import Arm, Setting, blaming, check_run
 from sinkscope.experiments.arms.changes import check_next_token
 from sinkscope.experiments.arms.engine import measure
 from sinkscope.experiments.arms.finished import Finished, key_of
-from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.grammar import read_arms
 from sinkscope.experiments.arms.kinds.window import Window
 from sinkscope.experiments.arms.text import SEQUENCES, Text, check_numbers
 from sinkscope.inputs import Corpus, read_corpus, token_rules
@@ -275,10 +275,7 @@ def arms(
         SinkscopeError: one line, for anything that the user can correct.
         KeyboardInterrupt: Ctrl-C; what was measured until then is in `shards`.
     """
-    arms = [arms] if isinstance(arms, str | Arm) else arms
-    parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
-    if not parsed:
-        raise SinkscopeError("nothing to measure: at least one arm is needed")
+    parsed = read_arms(arms)
     for arm in parsed:
         check_run(arm, run)
     text = Text(loss_data(data), seq_len, num_sequences, seed)

@@ -22,7 +22,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.experiments.arms.arm import Arm, Pass, Setting
 from sinkscope.experiments.arms.engine import trials_of
 from sinkscope.experiments.arms.experiment import expanded, size_of
-from sinkscope.experiments.arms.grammar import read_arm
+from sinkscope.experiments.arms.grammar import read_arms
 from sinkscope.experiments.arms.kinds.per_token import SEQUENCES, groups_of
 from sinkscope.experiments.arms.readings import batch_size
 from sinkscope.experiments.arms.replay import Layers
@@ -67,9 +67,7 @@ def dry_run_arms(
             cannot apply to it.
     """
     check_machine(machine)
-    parsed = [read_arm(arm) if isinstance(arm, str) else arm for arm in arms]
-    if not parsed:
-        raise SinkscopeError("nothing to measure: at least one arm is needed")
+    parsed = read_arms(arms)
     text = Text(loss_data(data), seq_len, num_sequences, seed)
     check_numbers(text, draws)
     place = pick_device(device)

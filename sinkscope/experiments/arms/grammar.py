@@ -3,9 +3,9 @@ say of the kinds is said here. Only reading an arm loads the code of its kind, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.lookup import Lookup, a_function
@@ -191,6 +191,22 @@ def read_arm(text: str) -> Arm:
     if not isinstance(arm.name, str):
         raise SinkscopeError(f"--arm {text!r}: {_owner(name)}'s reader returns an Arm whose name is no text")
     return arm
+
+
+def read_arms(given: Any) -> list[Arm]:
+    """Arms from one or several names or Arms. Raises SinkscopeError for anything else, for none, and as `read_arm`."""
+    from sinkscope.experiments.arms.arm import Arm
+
+    several = [given] if isinstance(given, str | Arm) else given
+    if not isinstance(several, Iterable):
+        raise SinkscopeError(f"arms: a name, an Arm or a list of them is needed, not {type(given).__name__}")
+    arms = [read_arm(arm) if isinstance(arm, str) else arm for arm in several]
+    if not arms:
+        raise SinkscopeError("nothing to measure: at least one arm is needed")
+    for arm in arms:
+        if not isinstance(arm, Arm):
+            raise SinkscopeError(f"arms: a name or an Arm is needed, not {type(arm).__name__}")
+    return arms
 
 
 def _owner(name: str) -> str:
