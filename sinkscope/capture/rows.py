@@ -40,10 +40,10 @@ class Block:
         self.count += 1
 
     def close(self, shelf: Shelf) -> Tensor | None:
-        """Copies a full block to a shelf, and returns the memory where it was. None where it stays there: on an
-        accelerator, whose memory has no such gaps, and where it is empty."""
+        """Copies a full block to a shelf, and returns the memory where it was; None where it has no bytes, and stays
+        there."""
         room = self._tensors
-        if not isinstance(room, Tensor) or room.device.type != "cpu" or not room.nbytes:
+        if not isinstance(room, Tensor) or not room.nbytes:
             return None
         self._tensors = shelf.copy(room)
         return room
@@ -76,7 +76,7 @@ class Rows:
         self._missing = False
         self._loose: list[Tensor | Kept] = []
         self._runs: list[_Run] = []
-        self._open: dict[tuple[torch.Size, torch.dtype, torch.device], Block] = {}
+        self._open: dict[tuple[torch.Size, torch.dtype], Block] = {}
 
     def add(self, kept: Tensor | Kept | None) -> None:
         """Adds that of the next pass."""
@@ -109,9 +109,11 @@ class Rows:
     def pack(self, placed: Placed, shelf: Shelf) -> None:
         """Puts the tensors since the last time into blocks, full ones on `shelf`. `placed`: those of other rows, which
         most often hold some of the same numbers: an output projection reads the attention's output."""
-        loose = self._read_loose()
-        if loose and loose[0].device.type != "cpu" and len(loose) < TOGETHER:
+        if self._on_accelerator and len(self._loose) < TOGETHER:
             return
+        loose = self._read_loose()
+        if self._on_accelerator:
+            _stack(loose, placed)
         for tensor in loose:
             block, place = self._place(tensor, placed, shelf)
             if self._runs and self._runs[-1].block is block and self._runs[-1].stop == place:
@@ -119,6 +121,12 @@ class Rows:
             else:
                 self._runs.append(_Run(block, place, place + 1))
         self._loose = []
+
+    @property
+    def _on_accelerator(self) -> bool:
+        first = self._loose[0] if self._loose else None
+        tensor = first.tensor if isinstance(first, Kept) else first
+        return tensor is not None and tensor.device.type != "cpu"
 
     def _place(self, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
         if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
@@ -131,7 +139,7 @@ class Rows:
     def _copied(self, tensor: Tensor, shelf: Shelf) -> tuple[Block, int]:
         if tensor.nbytes > SMALL:
             return Block(shelf.put(tensor[None]), 1), 0
-        key = tensor.shape, tensor.dtype, tensor.device
+        key = tensor.shape, tensor.dtype
         block = self._open.get(key)
         if block is None or block.count == TOGETHER:
             room = None if block is None else block.close(shelf)
@@ -147,6 +155,17 @@ class Rows:
             self.let_go()
             return []
         return found
+
+
+def _stack(tensors: list[Tensor], placed: Placed) -> None:
+    """Copies the small ones of some tensors at once; those of one shape stand in one block."""
+    alike: dict[tuple[object, ...], dict[_Numbers, Tensor]] = {}
+    for tensor in tensors:
+        if type(tensor) is Tensor and tensor.nbytes <= SMALL and (numbers := _numbers(tensor)) not in placed:
+            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), {})[numbers] = tensor
+    for group in alike.values():
+        block = Block(torch.stack([*group.values()]), len(group))
+        placed.update({numbers: (block, place) for place, numbers in enumerate(group)})
 
 
 def pack(every: Iterable[Rows], shelf: Shelf) -> None:

@@ -20,9 +20,11 @@ from models import FAMILIES, random_ids, tiny
 from pictured import inputs, see
 from tiers import slow_but
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, DynamicCache
+from writers import CACHE, prompt, writer
 
 import sinkscope
+from sinkscope.capture import rows
 from sinkscope.experiments.attention_map import attention_map
 from sinkscope.metrics.spectra import SpectrumEntropy, full
 from sinkscope.runs.run import Run
@@ -106,6 +108,26 @@ def speech(family: str) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt_oss", "gpt2"], "gpt_oss"))
+def test_steps_over_a_cache_there(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each step leaves stays on the device, and is copied there, five steps at once."""
+    monkeypatch.setattr(rows, "TOGETHER", 5)
+    model, ids = writer(family).requires_grad_(False), prompt()["input_ids"]
+    plain = written(model, ids)
+    with accelerator() as device:
+        run = written(model.to(device), ids.to(device))
+    same_tables(run, plain)
+
+
+def written(model: nn.Module, ids: torch.Tensor) -> Run:
+    """The run of what a model writes, token by token, over one cache."""
+    cache, now = DynamicCache(config=model.config), ids
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        for _ in range(13):
+            now = model(now, **{CACHE: cache}).logits[:, -1:].argmax(-1)
+    return seen.run()
+
+
 @pytest.mark.parametrize("kind", slow_but(OTHERS, "pictures", "code of its own"))
 def test_inputs_given_there_too(kind: str) -> None:
     model, data = OTHERS[kind]()
