@@ -31,7 +31,7 @@ METRICS = {
     "sink_rate_64": "Sink rate over the first 64 tokens (alpha_0 > 0.3), %",
     "bos_mass": "first-token attention (BOS mass)",
     "alpha_0": "alpha_0 (Gu et al. 2410.10781)",
-    "inf_norm_peak": "Largest mean infinity norm of the residual stream",
+    "inf_norm_peak": "Largest mean infinity norm of the residual stream, of the layers after the first",
     "dormant": "Dormant heads",
 }
 """The columns of the atlas that stand in the model-index, with their names there."""

@@ -10,6 +10,7 @@ import numpy as np
 from sinkscope.comparison.levels import parting
 from sinkscope.present.numbers import change, fixed, is_missing, probability, significant
 from sinkscope.present.text import printable, token_text
+from sinkscope.runs.catalogue import whose
 from sinkscope.runs.statistics import SIGNIFICANT
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def _sentence(rows: pd.DataFrame) -> str:
         return f"at none of {len(rows)} depths is the difference larger than chance explains (q < 0.05)"
     peak, stretch = split.peak, split.stretch
     said = (
-        f"farthest apart at depth {fixed(peak['depth'], 2)} ({_layers(peak, peak)}): {significant(peak['a'], 3)} and "
+        f"of the depths with q < {SIGNIFICANT:g}, farthest apart at depth {fixed(peak['depth'], 2)} "
+        f"({_layers(peak, peak)}): {significant(peak['a'], 3)} and "
         f"{significant(peak['b'], 3)}, difference {change(peak['difference'], peak['sem'])}, q {probability(peak['q'])}"
     )
     if len(stretch) > 1:
@@ -167,11 +169,11 @@ def _joined(result: Comparison) -> pd.DataFrame:
 def _of_mean(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
-    p = rows["p_equivalent"].iloc[0]
+    p, mean = rows["p_equivalent"].iloc[0], f"the mean over all {whose(rows['metric'])}"
     if is_missing(p):
-        return f"the mean over all heads {_untested(rows.iloc[0])}"
+        return f"{mean} {_untested(rows.iloc[0])}"
     shown = "is shown to be equivalent" if p < SIGNIFICANT else "is not shown to be equivalent"
-    return f"the mean over all heads {shown} (two one-sided t-tests, p {probability(p)})"
+    return f"{mean} {shown} (two one-sided t-tests, p {probability(p)})"
 
 
 def _untested(row: pd.Series) -> str:

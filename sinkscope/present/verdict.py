@@ -23,11 +23,19 @@ def where(verdict: Verdict) -> list[str]:
     layers = {layer_of(breach) for breach in placed}
     heads = {(*layer_of(breach), breach.head) for breach in placed if breach.head is not None}
     worst = by_size(placed)[0]
-    moved = f"{len(heads)} head{'s' * (len(heads) != 1)} moved in {len(layers)} layer{'s' * (len(layers) != 1)}"
+    of_heads = {layer_of(breach) for breach in placed if breach.head is not None}
+    moved = [f"{_count(len(heads), 'head')} moved in {_count(len(of_heads), 'layer')}"] if heads else []
+    if others := len(layers - of_heads):
+        moved.append(f"{_count(others, 'other layer' if heads else 'layer')} moved")
+    moved_in_all = ", ".join(moved)
     return [
-        f"first moved: layer {_named(first, layers)} ({', '.join(metrics)}); {moved}",
+        f"first moved: layer {_named(first, layers)} ({', '.join(metrics)}); {moved_in_all}",
         f"worst: {worst.metric} at {printable(worst.place)}{times_allowed(worst)}",
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def layer_of(breach: Breach) -> tuple[str, int | None]:

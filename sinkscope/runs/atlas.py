@@ -29,6 +29,7 @@ TEXT = "text"
 RATES = {"sink_rate": ("0.3", "T"), "sink_rate_64": ("0.3", "t64"), "sink_rate_0.8": ("0.8", "T")}
 """Threshold and prefix of each rate."""
 HALF = 0.5
+TOP_CHANNELS = 8
 KINDS = {"integer": "Int64", "number": "float64", "string": "string"}
 
 
@@ -174,7 +175,7 @@ def _states(entry: Entry, summary: StreamSummary) -> dict[str, Any]:
     """The first token's norm and the massive activations."""
     layers = entry.rows_of("layers")
     norms = layers.loc[layers["layer"] > layers["layer"].min(), "inf_norm"].dropna() if len(layers) else layers
-    channels = summary.massive_activations.channels
+    channels = summary.massive_activations.channels[:TOP_CHANNELS]
     return {
         "spike_layer": summary.first_token_norm.spike_layer, "norm_ratio": summary.first_token_norm.max_ratio,
         "massive_channels": " ".join(str(channel.channel) for channel in channels) or None,

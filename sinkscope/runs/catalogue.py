@@ -39,6 +39,13 @@ def columns_of(manifest: Manifest | None) -> Iterator[Column]:
     yield from own_columns({} if manifest is None else manifest.metrics)
 
 
+def whose(metrics: Iterable[str]) -> str:
+    """What means of these metrics are over: heads, layers, or either, as where a metric is no column of sinkscope's."""
+    tables = {name: {column.table for column in catalogue() if column.name == name} for name in set(metrics)}
+    units = {"heads" if "heads" in found else "layers" if "layers" in found else "" for found in tables.values()}
+    return units.pop() if len(units) == 1 and "" not in units else "heads or layers"
+
+
 def near_column(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a name that is no column: the column behind a name of the screens, else near names."""
     column = ON_SCREENS.get(str(name).casefold())

@@ -79,7 +79,8 @@ def _words(summary: StreamSummary, request: Request) -> list[str]:
     told = not says_nothing(summary.uniform_alpha_0.T, request.epsilon)
     for top in summary.top_positions[:1]:  # masks may leave no key that enough queries see in every head
         if told and top.position != 0 and top.heads_over_epsilon:
-            words.append(f"The strongest sink is position {top.position}, in {top.heads_over_epsilon} heads.")
+            heads = f"{top.heads_over_epsilon} head{'s' * (top.heads_over_epsilon != 1)}"
+            words.append(f"The strongest sink is position {top.position}, in {heads}.")
     massive = summary.massive_activations
     if massive.present:
         words.append(_massive_words(massive))

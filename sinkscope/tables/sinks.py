@@ -258,7 +258,7 @@ def _beyond(events: pd.DataFrame, layers: list[int]) -> SinksBeyondFirst:
     named = rows.head(NAMED)
     if named.empty:
         return SinksBeyondFirst(tokens=[], others=0, created=None, gone=None)
-    last = int(named["last_layer"].max())
+    last = int(rows["last_layer"].max())
     return SinksBeyondFirst(
         tokens=[
             SinkToken.model_validate(
@@ -267,6 +267,6 @@ def _beyond(events: pd.DataFrame, layers: list[int]) -> SinksBeyondFirst:
             for row in named.to_dict("records")
         ],
         others=len(rows) - len(named),
-        created=int(named["first_layer"].min()),
+        created=int(rows["first_layer"].min()),
         gone=min((layer for layer in layers if layer > last), default=None),
     )

@@ -37,7 +37,7 @@ from sinkscope.runs.statistics import (
 from sinkscope.runs.words import in_words
 from sinkscope.tables.values import Domain, PlacesOf, Stream
 
-MASSIVE_POSITIONS, TOP_CHANNELS = 3, 8
+MASSIVE_POSITIONS = 3
 
 
 def massive_activations(stream: Stream, layers: pd.DataFrame, tokens: list[str | None]) -> MassiveActivations:
@@ -105,7 +105,7 @@ def _massive_channels(stream: Stream, tokens: list[str | None]) -> list[MassiveC
         )  # fmt: skip
         channels.append((len(layers) * rate, entry))
     channels.sort(key=lambda busy: (-busy[0], busy[1].channel))
-    return [entry for _, entry in channels[:TOP_CHANNELS]]
+    return [entry for _, entry in channels]
 
 
 def token_at(tokens: list[str | None], position: int) -> str | None:

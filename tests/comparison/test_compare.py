@@ -207,7 +207,7 @@ def test_layer_metrics_are_compared_by_layer() -> None:
     result = compare(a, b, metrics=["norm_other"])
     np.testing.assert_allclose(result.layers["a"], a.layers["norm_other"], rtol=1e-12)
     assert len(result.heads) == 0
-    assert "mean over all heads" in render_comparison(result)
+    assert "mean over all layers" in render_comparison(result)
 
 
 def test_cells_do_not_depend_on_the_order_of_rows() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from typer.testing import CliRunner
 
 from sinkscope.cli import app
 from sinkscope.comparison.baseline import baseline_of, baseline_text, read_baseline
-from sinkscope.comparison.gate import Verdict, check
+from sinkscope.comparison.gate import Breach, Verdict, check
 from sinkscope.comparison.policy import DEFAULT, Policy, Rule, read_policy
 from sinkscope.errors import SinkscopeError
-from sinkscope.present.verdict import github_annotations, junit_xml, markdown_verdict, render_verdict
+from sinkscope.present.verdict import github_annotations, junit_xml, markdown_verdict, render_verdict, where
 from sinkscope.runs.run import Run, load_run
 
 STRICT = Policy(rules=[Rule(metric="bos_mass", level="head", max_change=0.0)])
@@ -136,6 +137,21 @@ def test_a_zeroed_head_is_named() -> None:
     line = next(line for line in text.splitlines() if line.startswith("  residual_write_ln at layer 1 head 0"))
     assert "-> 0 (" in line
     assert "allowed ±0.005" in line
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        ([0, 1, None], "2 heads moved in 1 layer, 2 other layers moved"),
+        ([0], "1 head moved in 1 layer, 2 other layers moved"),
+        ([None], "3 layers moved"),
+    ],
+)
+def test_the_layers_of_heads_are_counted_apart(heads: list[int | None], said: str) -> None:
+    places = [(0, None), (1, None), *((2, head) for head in heads)]
+    breaches = [Breach("bos_mass", "head", "prose", "text", layer, head, 0.1, 0.9, 0.2, None) for layer, head in places]
+    first, _ = where(SimpleNamespace(breaches=breaches))  # type: ignore[arg-type]
+    assert first == f"first moved: layer 0 (bos_mass); {said}"
 
 
 def test_the_screen_says_first_where_the_change_began_and_what_is_worst() -> None:

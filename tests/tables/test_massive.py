@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from models import random_ids, tiny
 from sinkscope import scan
 from sinkscope.runs.schema.stream import MassiveActivations, MassiveChannel
 from sinkscope.runs.words import _massive_words
-from sinkscope.tables.summary import LARGEST, _largest
+from sinkscope.tables.summary import LARGEST, _largest, _massive_channels
 from sinkscope.tables.values import Stream
 
 
@@ -53,6 +54,16 @@ def test_a_first_token_of_zeros_has_a_norm_ratio() -> None:
     assert run.layers["norm_ratio"].eq(0).all()
     norm = run.summary.streams["text"].first_token_norm
     assert (norm.spike_layer, norm.fall_layer, norm.max_ratio) == (None, None, 0)
+
+
+def test_every_channel_with_massive_elements_is_listed() -> None:
+    """`--arm massive` changes all of them. Those that hold most come first."""
+    massive = Counter({(0, channel): 1 + (channel == 11) for channel in range(12)})
+    stream = Stream([], [(SimpleNamespace(layer=1), [SimpleNamespace(count=2, massive=massive)])])  # type: ignore[list-item]
+    channels = _massive_channels(stream, ["<s>"])
+    assert [channel.channel for channel in channels] == [11, *range(11)]
+    assert channels[0].tokens_per_sequence == 1
+    assert channels[0].positions[0].token == "<s>"
 
 
 def test_massive_activations_in_words() -> None:

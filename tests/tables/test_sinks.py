@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sinkscope.capture import Site
 from sinkscope.capture.sites import AttentionKind
 from sinkscope.inputs import Corpus
 from sinkscope.metrics.quantities import EVENT_FIELDS, quantity_set
-from sinkscope.tables.sinks import sink_table
+from sinkscope.tables.sinks import _beyond, sink_table
 from sinkscope.tables.values import Domain, Places, SiteValues, text_regions
 
 LAYERS, HEADS, SEQUENCES, TOKENS, MOST = 32, 32, 32, 4096, 53
@@ -41,3 +42,17 @@ def test_the_largest_table_that_can_be(tmp_path: Path) -> None:
     assert len(table) == LAYERS * count
     table.to_parquet(tmp_path / "sinks.parquet", index=False)
     assert (tmp_path / "sinks.parquet").stat().st_size < 50e6
+
+
+def test_layers_are_those_of_all_sinks_beyond_the_first() -> None:
+    """Three are named. A fourth is the first to be one, and the fifth the last."""
+    rows = [("a", 2, 3), ("b", 2, 2), ("c", 3, 3), ("d", 1, 1), ("e", 2, 4)]
+    events = pd.DataFrame(
+        {
+            "kind": "attention", "token": token, "id": number, "region": "text", "occurrences": 9, "sinks": 9,
+            "heads": 1, "first_layer": first, "last_layer": last,
+        } for number, (token, first, last) in enumerate(rows)
+    )  # fmt: skip
+    beyond = _beyond(events, [0, 1, 2, 3, 4, 5])
+    assert [token.token for token in beyond.tokens] == ["a", "b", "c"]
+    assert (beyond.others, beyond.created, beyond.gone) == (2, 1, 5)

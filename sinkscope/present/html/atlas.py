@@ -43,7 +43,7 @@ COLUMNS = (
     Shown("bos_mass", "first-token attention", "estimate", 1.0), Shown("alpha_0", "alpha_0", "estimate", 1.0),
     Shown("heads_over_half", "heads > 0.5", "share", 1.0), Shown("position_or_token", "position or token"),
     Shown("spike_layer", "spike layer", "count"), Shown("norm_ratio", "norm ratio", "number"),
-    Shown("inf_norm_peak", "largest |x|", "number"), Shown("massive_channels", "massive channels"),
+    Shown("inf_norm_peak", "inf norm peak", "number"), Shown("massive_channels", "massive channels"),
     Shown("super_weights", "super weights"), Shown("dormant", "dormant", "count"),
     Shown("switch_phi", "switch phi", "share"), Shown("attention", "attention"),
     Shown("sequences", "sequences", "count"), Shown("heads", "heads", "count"),

@@ -17,6 +17,7 @@ from sinkscope.present.differences import equivalences, largest, no_difference, 
 from sinkscope.present.numbers import change, interval, probability, signed, significant
 from sinkscope.present.terminal.table import Cells, MapRow, as_text, head_map, plain, shades, table
 from sinkscope.present.text import printable, within_noise
+from sinkscope.runs.catalogue import whose
 from sinkscope.runs.words import computed_in
 
 STRONGEST, LISTED, ROWS, MAPS = 8, 12, 12, 4
@@ -72,7 +73,7 @@ def _title(result: Comparison) -> Text:
 
 
 def _summary(rows: pd.DataFrame, width: int) -> list[RenderableType]:
-    """The means over all heads; where there are many, those least likely by chance."""
+    """The means over all heads, or layers; where there are many, those least likely by chance."""
     if rows.empty:
         return []
     several = rows["domain"].nunique() > 1 or rows["stream"].nunique() > 1
@@ -90,7 +91,7 @@ def _summary(rows: pd.DataFrame, width: int) -> list[RenderableType]:
             | {"difference": _change(row, width)}
             | (rest if width >= NARROW else {})
         )
-    title = f"mean over all heads, the {ROWS} smallest p" if left_out > 0 else "mean over all heads"
+    title = f"mean over all {whose(rows['metric'])}" + (f", the {ROWS} smallest p" if left_out > 0 else "")
     return [_table(title, cells), *_more(left_out, "mean")]
 
 

@@ -53,7 +53,7 @@ def _answer(summary: StreamSummary, epsilon: float) -> str:
 
 
 def domain_rows(run: Run, stream: str) -> list[RenderableType]:
-    """One row per domain: sink rate at T and over the first 64 queries, mean alpha_0, the largest activation."""
+    """One row per domain: sink rate at T and over the first 64 queries, alpha_0, the largest massive activation."""
     name = f"{run.summary.epsilon:g}"
     headers = ("", "rate", "first 64", "alpha_0", "uniform", "max |x|", "layer.token.channel")
     rows = []
@@ -63,7 +63,7 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
             continue
         rates, massive = summary.sink_rate_percent[name], summary.massive_activations
         place = MISSING
-        if massive.max_abs is not None:
+        if massive.present:
             place = f"{massive.layer}.{massive.position}.{massive.channel}"
         base = summary.uniform_alpha_0
         shown = [
@@ -72,9 +72,9 @@ def domain_rows(run: Run, stream: str) -> list[RenderableType]:
         ]
         rows.append((
             printable(domain), *shown, fixed(summary.sink_score.mean, 3),
-            fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs, 1), place,
+            fixed(summary.uniform_alpha_0.T, 3), fixed(massive.max_abs if massive.present else None, 1), place,
         ))  # fmt: skip
-    title = f"by dataset: sink rate in % at eps {name}, largest activation and its place"
+    title = f"by dataset: sink rate in % at eps {name}, largest massive activation and its place"
     return [table(title, headers, rows[:ROWS], left=[""]), *more(len(rows) - ROWS, "dataset", "summary.json")]
 
 
@@ -128,13 +128,14 @@ def _strongest_pairs(run: Run, stream: str) -> list[RenderableType]:
     pairs = [(entry, [head for head in entry.heads if head.stream == stream]) for entry in compared]
     differing = sorted((pair for pair in pairs if pair[1]), key=lambda pair: -abs(pair[1][0].difference or 0))
     rate = f"{compared[0].false_discovery_rate:g}"
+    by_chance = compared[0].false_discovery_rate * len(compared)
     text = Text(
         f"\n{first_mass(run.summary.first_token)}, {len(compared)} pairs of datasets (t-tests; difference = b - a)\n",
         style="bold",
     )
     text.append(
         f"heads differ in {len(differing)} pairs: q < {rate} (Benjamini-Hochberg within a pair; chance alone gives up "
-        f"to {compared[0].false_discovery_rate * len(compared):.0f} such pairs). These differ most:",
+        f"to {fixed(by_chance, 1 if by_chance < 10 else 0)} such pairs). These differ most:",
         style="not bold",
     )
     headers = ("a", "b", "test", "heads that differ", "largest", "difference", "q")

@@ -120,9 +120,9 @@ def _words(rows: pd.DataFrame, sinks: pd.DataFrame, counts: dict[str, int]) -> s
             "Position or token: BOS never stood at a later position; scan with --first bos --prepend 0 --prepend 8 as "
             "well."
         )
-    heads, whose = rows, "heads"
+    heads, whose = rows, f"head{'s' * (len(rows) != 1)}"
     if rows["alpha_0_bos_first"].notna().any():
-        heads, whose = sinks, "heads with a sink on BOS at position 0"
+        heads, whose = sinks, f"head{'s' * (len(sinks) != 1)} with a sink on BOS at position 0"
         if sinks.empty:
             return f"Position or token: no head of {len(rows)} has a sink on BOS at position 0."
         counts = {answer: int((sinks["verdict"] == answer).sum()) for answer in VERDICTS}

@@ -118,11 +118,12 @@ def add_modules(streams: dict[str, StreamSummary], table: pd.DataFrame) -> None:
             "modules": int(rows["module"].nunique()), "worst": str(worst["module"]),
             "underflow_tensor": float(worst["underflow_tensor"]), "underflow_token": float(worst["underflow_token"]),
         }  # fmt: skip
-        token = "" if pd.isna(worst["amax_token"]) else f" ({worst['amax_token']!r})"
+        token = "" if pd.isna(worst["amax_token"]) else f", most often the token {worst['amax_token']!r}"
         stream.in_words.append(
             f"Modules{on_dataset(named)}: with per-tensor quantisation to 8 bits, {worst['module']} loses most: "
             f"{_percent(worst['underflow_tensor'])} of its input rounds to 0, with per-token quantisation "
-            f"{_percent(worst['underflow_token'])}; its largest entry is at position {worst['amax_position']}{token}."
+            f"{_percent(worst['underflow_token'])}; its largest entry is most often at position "
+            f"{worst['amax_position']}{token}."
             if worst["underflow_tensor"] > 0
             else "Modules: with per-tensor quantisation to 8 bits, no entry of any module's input rounds to 0."
         )

@@ -108,8 +108,8 @@ def _words(figures: dict[str, Any], of_tokens: str) -> list[str]:
         words.append(of_tokens)
     if figures["layers"]:
         words.append(
-            f"Heads cancel in {figures['cancelling']} of {figures['layers']} layers: the norm of what the heads of a "
-            f"layer write together is {figures['compensation']:.2f} of the sum of their norms "
+            f"Heads cancel by 10 % or more in {figures['cancelling']} of {figures['layers']} layers: the norm of what "
+            f"the heads of a layer write together is {figures['compensation']:.2f} of the sum of their norms "
             f"({figures['compensation_unrelated']:.2f} if they wrote in orthogonal directions)."
         )
     return words

@@ -27,13 +27,15 @@ NUMBERS = {
         "under the arm: mean over positions 0..T-2."
     ),
     "sink_rate_first": (
-        "share", "[0, 1]", f"Share of (sequence, head) pairs with alpha_0 > epsilon under the arm. {UNSEEN}"
+        "share", "[0, 1]",
+        "Share of (sequence, head) pairs with alpha_0 > epsilon under the arm; epsilon is the run's, 0.3 without one. "
+        f"{UNSEEN}",
     ),
     "sink_rate_any": (
         "share", "[0, 1]",
-        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm. n_k "
-        "counts the queries that may see key k under the arm. So under a window of few keys, where uniform attention "
-        f"exceeds epsilon too, it says nothing about sinks. {UNSEEN}",
+        "Share of (sequence, head) pairs with alpha_k > epsilon at any key k with n_k >= n_max/4, under the arm, with "
+        "the same epsilon. n_k counts the queries that may see key k under the arm. So under a window of few keys, "
+        f"where uniform attention exceeds epsilon too, it says nothing about sinks. {UNSEEN}",
     ),
     "size": (
         "count", "[0, inf)",

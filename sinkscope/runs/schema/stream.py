@@ -114,10 +114,10 @@ class SinksBeyondFirst(Record):
     others: int
     """Number of further tokens of the same kind in tokens.csv."""
     created: int | None
-    """The first layer in which one of `tokens` is a sink; null where there are none."""
+    """The first layer in which one of these tokens or of the others is a sink; null where there are none."""
     gone: int | None
-    """The first layer from which on none of `tokens` is a sink; null where there are none, or where one still is in the
-    last layer."""
+    """The first layer from which on none of all these tokens is a sink; null where there are none, or where one still
+    is in the last layer."""
 
 
 class ChannelPosition(Record):
