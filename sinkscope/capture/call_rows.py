@@ -107,7 +107,7 @@ class CallRows:
             shared = (*_content(*edges), keys)
         else:
             held = _ends_of_heads(held, self.first.query.shape[1])
-            shared = (*_content(held), keys)
+            shared = (*_content(*edges, held), keys)
         if shared not in known:
             if edges is None:
                 mask = self._rows_of_keys(self._masks(), taken, keys)
@@ -140,7 +140,8 @@ class CallRows:
         """The call over whole sequences, whose keys and values are `key` and `value`, and whose `visibility` is
         `visible`."""
         pieces = self.queries.pieces
-        assert pieces is not None
+        if pieces is None:
+            raise SinkscopeError(f"something was written into the queries of {self.name} after a pass: they are gone")
         query = joined(pieces, taken, 2)
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
         bias, sinks = self._bias(known, taken, key.shape[2]), self._all_sinks(taken)
@@ -158,11 +159,11 @@ class CallRows:
                 f"the {self._changing} of {self.name} changes from step to step over a cache, which is not read: run "
                 "it with use_cache=False"
             )
-        added = bool(self._masked) or any(bias is not None for bias in self._biases)
-        if held is not None and added:
+        added = any(bias is not None for bias in self._biases) or any(each.has_bias for each in self._masked.values())
+        if held is not None and (added or self._masked):
+            does = "adds a bias to its logits" if added else "hides keys between others that it sees"
             raise SinkscopeError(
-                f"{self.name} adds a bias to its logits over a cache that dropped keys, which is not read: run it with "
-                "use_cache=False"
+                f"{self.name} {does} over a cache that dropped keys, which is not read: run it with use_cache=False"
             )
 
     def _all_sinks(self, taken: list[Taken]) -> Tensor | None:

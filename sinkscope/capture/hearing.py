@@ -316,14 +316,16 @@ class CallHearing:
         if self._readers.compare(heard.module, output, name, read):
             self._keep_projected(heard, output, read)
 
-    def keep_returned(self, name: str, module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
+    def keep_returned(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Looks whether the module around a layer that read heads returns what the layer returned, and whether an
-        output projection was given `kwargs` beside the heads."""
+        output projection was given anything beside the heads."""
         if self.now is None:
             return
         if self._readers.awaits(name):
             self._aside(self._readers.returned, name, output)
-        self._readers.given(name, module, kwargs)
+        self._readers.given(name, module, args, kwargs)
 
     def _settle(self, heard: Heard) -> None:
         """Decides at the end of a pass which layer is the projection of a call."""

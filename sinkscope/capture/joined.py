@@ -55,6 +55,7 @@ class Joined:
         self._stopped: Tensor | None = None
         self._order: Order | None = None
         self._shelf = Shelf()
+        self._adding = False
 
     def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
         """Tells which tokens end a text, and which texts are `over` [B] by any criterion, a string for one.
@@ -155,7 +156,8 @@ class Joined:
         self._taking.take_back(max(0, self.length - tokens))
         taken = self._taking.of_next()
         for site in self._sites.values():
-            site.take_back(taken)
+            if site.passes == len(taken):  # pictures are read once
+                site.take_back(taken)
 
     def add(self, now: Pass) -> None:
         """Adds a pass. Its new rows are copied out of the cache, which goes on changing."""
@@ -173,6 +175,7 @@ class Joined:
             self._cut_ids(now)
         live = self._live(now)
         masks = MaskReadings()
+        self._adding = True
         for number, heard in enumerate(now.heard):
             if heard.changed:
                 raise SinkscopeError(f"{heard.shown} writes into the tensors that it attends with: they cannot be read")
@@ -197,9 +200,11 @@ class Joined:
         self._first = self._first or now
         if now.given:
             self._given[self.passes] = now.given
-        self._ids.add(now.ids)
-        self._latest_ids = now.ids
+        ids = None if now.ids is None else now.ids.clone()  # a program may use its tensor again
+        self._ids.add(ids)
+        self._latest_ids = ids
         self.passes += 1
+        self._adding = False
         now.let_go()
 
     def _cut_ids(self, now: Pass) -> None:
@@ -361,6 +366,8 @@ class Joined:
     def outlines(self) -> list[Outline]:
         """Every attention call over whole sequences, in the order of a pass. Raises SinkscopeError where a mask has
         holes, unless they are padding behind a prompt, which no token attends to."""
+        if self._adding:
+            raise SinkscopeError("a step was interrupted while it was read: its sequences were left out")
         self._order = None
         self._order = self._order_behind_padding()
         if self.passes > 1:

@@ -249,7 +249,7 @@ class Listener:
             if frame is None:
                 return
             if now is not None:
-                self._calls.keep_returned(name, module, kwargs if args else {}, output)
+                self._calls.keep_returned(name, module, args, kwargs, output)
                 if not function:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:

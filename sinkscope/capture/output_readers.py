@@ -40,13 +40,19 @@ class OutputReaders:
         self._last: tuple[str, Tensor] | None = None
         self._steered: dict[str, str] = {}
 
-    def given(self, path: str, module: nn.Module, kwargs: dict[str, Any]) -> None:
-        """Takes note of a layer that was given keywords beside what it reads."""
-        if kwargs and (beside := _steering(module, kwargs)):
+    def given(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes note of a layer that was given something beside what it reads, its first argument."""
+        if not args:
+            return
+        named = kwargs
+        if len(args) > 1 and is_linear(module):
+            names = [*inspect.signature(module.forward).parameters][1 : len(args)]
+            named = dict(zip(names, args[1:], strict=False)) | kwargs
+        if named and (beside := _steering(module, named)):
             self._steered[path] = beside
 
     def steered(self, path: str | None) -> str | None:
-        """The keyword that the layer at a path was given beside what it reads; None without one. See Site."""
+        """What the layer at a path was given beside what it reads, by name; None without such. See Site."""
         return None if path is None else self._steered.get(path)
 
     def forget_given(self) -> None:
@@ -152,7 +158,7 @@ class OutputReaders:
 
         def after(path: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-                self.given(path, module, kwargs if args else {})
+                self.given(path, module, args, kwargs)
                 if self.awaits(path):
                     with aside():
                         self.returned(path, output)

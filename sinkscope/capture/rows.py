@@ -22,6 +22,9 @@ SMALL = 2**16
 TOGETHER = 64
 """Tensors in a block. On an accelerator, whose memory has no such gaps, those of as many passes are copied at once."""
 
+OPEN = 4
+"""Blocks of several shapes that are filled at a time: a draft may bring one to some tokens in a pass."""
+
 _Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
 """Where a tensor's numbers are in memory, and how it reads them."""
 
@@ -29,9 +32,15 @@ _Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bo
 class Block:
     """Tensors of one shape in one piece, on its first axis; `count` are there."""
 
-    def __init__(self, tensors: Tensor | Shelved, count: int) -> None:
+    def __init__(self, tensors: Tensor | Shelved, count: int, kept: Kept | None = None) -> None:
         self._tensors = tensors
         self.count = count
+        self._kept = kept
+
+    @classmethod
+    def of(cls, tensor: Tensor, kept: Kept | None) -> Block:
+        """A tensor that stays where it is. `kept`: tells whether something is written into it."""
+        return cls(tensor[None], 1, kept)
 
     def add(self, tensor: Tensor) -> None:
         """Copies a tensor into the next place."""
@@ -40,18 +49,20 @@ class Block:
         self.count += 1
 
     def close(self, shelf: Shelf) -> Tensor | None:
-        """Copies a full block to a shelf, and returns the memory where it was; None where it has no bytes, and stays
+        """Copies a block to a shelf, and returns the memory where it was; None where it has no bytes, and stays
         there."""
         room = self._tensors
         if not isinstance(room, Tensor) or not room.nbytes:
             return None
-        self._tensors = shelf.copy(room)
+        self._tensors = shelf.copy(room[: self.count])
         return room
 
-    def tensors(self, start: int, stop: int) -> tuple[Tensor, ...]:
-        """Those from `start` to before `stop`."""
-        tensors = self._tensors if isinstance(self._tensors, Tensor) else self._tensors.tensor()
-        return tensors[start:stop].unbind()
+    def tensors(self, start: int, stop: int) -> tuple[Tensor, ...] | None:
+        """Those from `start` to before `stop`; None where something was written into them since."""
+        if self._kept is not None and self._kept.unwritten is None:
+            return None
+        held = self._tensors
+        return (held[start:stop] if isinstance(held, Tensor) else held.tensor(start, stop)).unbind()
 
 
 @dataclass
@@ -76,6 +87,7 @@ class Rows:
         self._missing = False
         self._loose: list[Tensor | Kept] = []
         self._runs: list[_Run] = []
+        self._met: set[tuple[torch.Size, torch.dtype]] = set()
         self._open: dict[tuple[torch.Size, torch.dtype], Block] = {}
 
     def add(self, kept: Tensor | Kept | None) -> None:
@@ -99,7 +111,11 @@ class Rows:
         loose = self._read_loose()
         if self._missing:
             return None
-        return [tensor for run in self._runs for tensor in run.block.tensors(run.start, run.stop)] + loose
+        found = [run.block.tensors(run.start, run.stop) for run in self._runs]
+        if any(tensors is None for tensors in found):
+            self.let_go()
+            return None
+        return [tensor for tensors in found for tensor in tensors or ()] + loose
 
     def let_go(self) -> None:
         """Keeps no tensor any more."""
@@ -114,8 +130,8 @@ class Rows:
         loose = self._read_loose()
         if self._on_accelerator:
             _stack(loose, placed)
-        for tensor in loose:
-            block, place = self._place(tensor, placed, shelf)
+        for kept, tensor in zip(self._loose, loose, strict=True):
+            block, place = self._place(kept, tensor, placed, shelf)
             if self._runs and self._runs[-1].block is block and self._runs[-1].stop == place:
                 self._runs[-1].stop += 1
             else:
@@ -128,9 +144,9 @@ class Rows:
         tensor = first.tensor if isinstance(first, Kept) else first
         return tensor is not None and tensor.device.type != "cpu"
 
-    def _place(self, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
+    def _place(self, kept: Tensor | Kept, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
         if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
-            return Block(tensor[None], 1), 0
+            return Block.of(tensor, kept if isinstance(kept, Kept) else None), 0
         numbers = _numbers(tensor)
         if numbers not in placed:
             placed[numbers] = self._copied(tensor, shelf)
@@ -138,13 +154,19 @@ class Rows:
 
     def _copied(self, tensor: Tensor, shelf: Shelf) -> tuple[Block, int]:
         if tensor.nbytes > SMALL:
-            return Block(shelf.put(tensor[None]), 1), 0
+            large = shelf.put(tensor[None])
+            return Block(large, 1, Kept.of(tensor) if isinstance(large, Tensor) else None), 0
         key = tensor.shape, tensor.dtype
-        block = self._open.get(key)
+        if key not in self._met:  # a prompt has a shape of its own, most often
+            self._met.add(key)
+            return Block(tensor[None].clone(), 1), 0
+        block = self._open.pop(key, None)
+        if block is None and len(self._open) == OPEN:
+            self._open.pop(next(iter(self._open))).close(shelf)
         if block is None or block.count == TOGETHER:
             room = None if block is None else block.close(shelf)
-            room = tensor.new_empty(TOGETHER, *tensor.shape) if room is None else room
-            block = self._open[key] = Block(room, 0)
+            block = Block(tensor.new_empty(TOGETHER, *tensor.shape) if room is None else room, 0)
+        self._open[key] = block
         block.add(tensor)
         return block, block.count - 1
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinkscope.errors import SinkscopeError
+
 IN_MEMORY = 2**28
 """The bytes of one batch of sequences that stay in memory."""
 
@@ -65,10 +67,18 @@ class InFile:
     shape: torch.Size
     dtype: torch.dtype
 
-    def tensor(self) -> Tensor:
-        """The tensor, in memory again. Raises OSError where the file cannot be read."""
-        held = torch.empty(self.shape, dtype=self.dtype)
-        self.file.read(self.start, _bytes(held))
+    def tensor(self, start: int, stop: int) -> Tensor:
+        """Its rows from `start` to before `stop`, in memory again. Raises SinkscopeError where the file cannot be
+        read."""
+        held = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
+        row = held.nbytes // max(1, stop - start)
+        try:
+            self.file.read(self.start + start * row, _bytes(held))
+        except OSError as error:
+            raise SinkscopeError(
+                f"the temporary file of a watched sequence cannot be read ({error.strerror or error}): it is in "
+                f"{tempfile.gettempdir()}, and TMPDIR names another folder"
+            ) from None
         return held
 
 
@@ -81,9 +91,9 @@ class InMemory:
     shape: torch.Size
     dtype: torch.dtype
 
-    def tensor(self) -> Tensor:
-        """The tensor, which shows that memory."""
-        return torch.frombuffer(self.memory, dtype=self.dtype).view(self.shape)
+    def tensor(self, start: int, stop: int) -> Tensor:
+        """Its rows from `start` to before `stop`, which show that memory."""
+        return torch.frombuffer(self.memory, dtype=self.dtype).view(self.shape)[start:stop]
 
 
 Shelved = InFile | InMemory

@@ -144,27 +144,30 @@ class Scaled(nn.Linear):
 class Scales(nn.Module):
     """An attention that gives its projection this `scale`."""
 
-    def __init__(self, attention: nn.Module, scale: float) -> None:
+    def __init__(self, attention: nn.Module, scale: float, named: bool) -> None:
         super().__init__()
+        self.named = named
         self.c_proj = Scaled(WIDTH, WIDTH)
         self.c_proj.load_state_dict(attention.c_proj.state_dict())
         attention.c_proj = nn.Identity()
         self.attention, self.scale = attention, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        written: Tensor = self.c_proj(self.attention(x), scale=self.scale)
+        heads = self.attention(x)
+        written: Tensor = self.c_proj(heads, scale=self.scale) if self.named else self.c_proj(heads, self.scale)
         return written
 
 
+@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("measured", [by_scan, by_watch])
-def test_a_projection_that_is_given_more_than_heads_is_told_of(measured: object) -> None:
+def test_a_projection_that_is_given_more_than_heads_is_told_of(measured: object, named: bool) -> None:
     """Its weight alone does not tell what it adds. The default of a keyword changes nothing."""
     assert callable(measured)
     runs = {}
     for scale in (1.0, 3.0):
         model = plain("sdpa")
         for block in model.blocks:
-            block.attn = Scales(block.attn, scale)
+            block.attn = Scales(block.attn, scale, named)
         runs[scale] = measured(model.eval(), tokens())
     known = measured(plain("sdpa"), tokens()).heads
     np.testing.assert_allclose(runs[1.0].heads[WRITES], known[WRITES], rtol=1e-5)

@@ -22,6 +22,7 @@ from writers import CACHE, NEW, generate, in_one_pass, prompt, writer
 import sinkscope
 from sinkscope import SinkscopeError
 from sinkscope.capture import rows, shelf
+from sinkscope.capture.steps import Steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
@@ -79,8 +80,61 @@ def test_the_rows_of_steps_are_put_into_few_pieces_of_memory(
         assert open_one is not None
         for kept in (kept for site in open_one._sites.values() for kept in site.every):
             pieces = {piece.untyped_storage().data_ptr() for piece in kept.pieces or ()}
-            assert len(pieces) <= 2 + NEW // 5
+            assert len(pieces) <= 3 + NEW // 5, "the prompt, the first step, and blocks"
     assert_same(seen.run(), in_one_pass(model, written, given))
+
+
+def test_a_step_that_was_interrupted_while_it_was_read_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two attention calls of a step, in our own share of it."""
+    model, calls = writer("llama"), iter(range(100))
+    plain = Steps.add
+
+    def add(steps: Steps, *given: Any) -> None:
+        if next(calls) == 2 * model.config.num_hidden_layers + 1:
+            raise KeyboardInterrupt
+        plain(steps, *given)
+
+    monkeypatch.setattr(Steps, "add", add)
+    with pytest.raises(KeyboardInterrupt), sinkscope.watch(model) as seen:
+        generate(model, prompt())
+    assert seen.left_out == ["a step was interrupted while it was read: its sequences were left out"]
+
+
+def test_layers_with_and_without_a_window_whose_caches_dropped_the_same_keys() -> None:
+    """Each kind of layer by itself is read; so are both together. The window hides keys in the prompt alone."""
+    model = writer("gemma3", sliding_window=10)
+    assert len({*model.config.layer_types}) == 2
+    ids, kept = prompt()["input_ids"], [0, *range(8, 12)]
+    cache = DynamicCache()
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, **{CACHE: cache})
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        for place in range(12, 15):
+            model(ids[:, :1], **{CACHE: cache}, position_ids=torch.full((2, 1), place))
+    assert not seen.left_out
+    assert seen.run().manifest.self_check.status == "passed"
+
+
+def test_hidden_states_that_a_program_writes_into_after_a_pass_are_not_told_as_written() -> None:
+    """A large tensor stays where it is until the sequence ends: what is not known any more is empty."""
+    model = writer("llama")
+    ids = torch.randint(3, VOCABULARY, (1, 2 * tokens_of(model)), generator=torch.Generator().manual_seed(1))
+    runs = []
+    for write in (False, True):
+        with torch.no_grad(), sinkscope.watch(model) as seen:
+            states = model(ids, output_hidden_states=True).hidden_states
+            if write:
+                states[1].mul_(0.01)
+        runs.append(seen.run())
+    before, after = (run.layers["norm_first"].to_numpy() for run in runs)
+    assert np.isnan(after[1])
+    np.testing.assert_array_equal(np.delete(after, 1), np.delete(before, 1))
+
+
+def tokens_of(model: Any) -> int:
+    """So many tokens have hidden states that are not small."""
+    return int(rows.SMALL // (4 * model.config.hidden_size))
 
 
 def test_tokens_that_were_taken_back_do_not_make_a_sequence_long() -> None:

@@ -13,8 +13,14 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     BlipForConditionalGeneration,
+    CLIPVisionConfig,
+    DynamicCache,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PreTrainedModel,
 )
+from writers import CACHE
 
 import sinkscope
 from sinkscope.capture.sites import stream_of
@@ -89,6 +95,29 @@ def test_a_tower_with_as_many_heads_as_the_text_has_tokens_is_read() -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(pixel_values=torch.randn(2, 3, 32, 32), input_ids=torch.randint(10, 90, (2, 4)))
     assert {*seen.run().layers["stream"]} == {"text", "vision", "cross"}
+
+
+def test_tokens_are_taken_back_behind_a_picture() -> None:
+    """The picture was read in the first pass alone: its tower has no rows of the others."""
+    text = LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=30, pad_token_id=0
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=16
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=29, image_seq_length=4)
+    model, cache = LlavaForConditionalGeneration(config).eval(), DynamicCache()
+    ids, pixels = torch.tensor([[5, 6, 29, 29, 29, 29, 7, 8, 9]]), torch.randn(1, 3, 32, 32)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(input_ids=ids[:, :7], pixel_values=pixels, **{CACHE: cache})
+        model(input_ids=torch.cat([ids[:, 7:8], ids[:, :1]], 1), **{CACHE: cache})
+        cache.crop(-1)
+        model(input_ids=ids[:, 8:], **{CACHE: cache})
+    with torch.no_grad(), sinkscope.watch(model) as whole:
+        model(input_ids=ids, pixel_values=pixels, use_cache=False)
+    assert seen.left_out == []
+    for stream in ("text", "vision"):
+        same(values(seen.run(), stream, 0), values(whole.run(), stream, 0))
 
 
 def test_more_pictures_than_texts_leave_the_texts_in_the_tables() -> None:
