@@ -30,17 +30,13 @@ _Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bo
 
 
 class Block:
-    """Tensors of one shape in one piece, on its first axis; `count` are there."""
+    """Tensors of one shape in one piece, on its first axis; `count` are there. `kept`: tells of one that stays where it
+    is whether something is written into it."""
 
     def __init__(self, tensors: Tensor | Shelved, count: int, kept: Kept | None = None) -> None:
         self._tensors = tensors
         self.count = count
         self._kept = kept
-
-    @classmethod
-    def of(cls, tensor: Tensor, kept: Kept | None) -> Block:
-        """A tensor that stays where it is. `kept`: tells whether something is written into it."""
-        return cls(tensor[None], 1, kept)
 
     def add(self, tensor: Tensor) -> None:
         """Copies a tensor into the next place."""
@@ -146,7 +142,7 @@ class Rows:
 
     def _place(self, kept: Tensor | Kept, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
         if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
-            return Block.of(tensor, kept if isinstance(kept, Kept) else None), 0
+            return Block(tensor[None], 1, kept if isinstance(kept, Kept) else None), 0
         numbers = _numbers(tensor)
         if numbers not in placed:
             placed[numbers] = self._copied(tensor, shelf)

@@ -58,7 +58,9 @@ def test_every_depth_is_tested_on_the_sequences_own_profiles() -> None:
     assert found.peak["layer_b"] == 2
     assert found.stretch["layer_b"].tolist() == [2]
     (said,) = partings(result)
-    assert said.startswith("bos_mass: farthest apart at depth 0.50 (layer 1 of A, layer 2 of B): 0.3")
+    assert said.startswith(
+        "bos_mass: of the depths with q < 0.05, farthest apart at depth 0.50 (layer 1 of A, layer 2 of B): 0.3"
+    )
     assert f"q < 0.05 at {found.differing} of 5 depths" in said
 
 
@@ -89,7 +91,7 @@ def test_screen_report_and_json_say_where_they_part() -> None:
     assert "by relative depth (0: the first layer, 1: the last)" in screen
     assert all(said in screen for said in partings(result))
     page = render_report([a, b], result)
-    assert "bos_mass: farthest apart" in page
+    assert "bos_mass: of the depths with q &lt; 0.05, farthest apart" in page
     assert "A, between layers 0 and 1: 0.2" in page, "halfway between the 0.1 and 0.3 of its layers"
     assert "B, layer 2: 0.7" in page
     assert page.count("relative depth (0: first layer, 1: last)") == len(partings(result))

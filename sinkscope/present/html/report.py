@@ -40,7 +40,7 @@ PROFILES = (
      (("cos_first_residual", "cos(x_0, x_j)"), ("cos_first_input", "cos(z_0, z_j)"),
       ("avg_cos_residual", "cos(x_i, x_j), i, j > 0"))),
     ("norms of the residual stream", "norm", True, (("norm_first", "first token"), ("norm_other", "other tokens"))),
-    ("massive activations", "largest |x|", True, (("inf_norm", "largest |x|"),)),
+    ("massive activations", "largest |x|", True, (("inf_norm", "of a sequence, mean"),)),
     ("attention on the first token", "probability", False, (("mean_bos_mass", "bos_mass, mean over heads"),)),
 )  # fmt: skip
 CHARTS = ("maps", "profiles", "scatter")
