@@ -54,12 +54,12 @@ def awq(place: str, target: str) -> None:
     """Writes a folder of AWQ: four bits in groups of 64 weights. GPTQModel leaves its log in ./logs."""
     # GPTQModel asks for two threads that load; on a machine of two cores it would allow one.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
-    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
     from gptqmodel.quantization import FORMAT, METHOD
 
     coding = QuantizeConfig(bits=4, group_size=64, quant_method=METHOD.AWQ, format=FORMAT.GEMM)
     model = GPTQModel.load(place, coding, device="cpu")
-    model.quantize(passages(), batch_size=1)
+    model.quantize(passages(), batch_size=1, backend=BACKEND.AWQ_TORCH)  # the others pack on a GPU alone
     model.save(target)
 
 

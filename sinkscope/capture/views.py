@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -213,6 +214,14 @@ class Stream:
     leaving: Tensor | None = None
 
 
+Factors = dict[tuple[str, int, int], tuple[object, Tensor]]
+"""The factors of output projections, and what tells the weights that they are of, by path, heads and head width."""
+
+_LEFT: WeakKeyDictionary[nn.Module, Factors] = WeakKeyDictionary()
+"""What the watches of a model on the CPU leave for its later ones, while it lives: there a QR factorisation of every
+layer takes as long as a few dozen tokens. An accelerator takes no time worth its memory."""
+
+
 @dataclass
 class Views:
     """Makes LayerViews of the attention calls of `model`.
@@ -229,7 +238,7 @@ class Views:
     readers: Readers = field(default_factory=dict)
     layer_heads: Callable[[Site], int] | None = None
     weights_change: bool = False
-    _factors: dict[tuple[str, int, int], tuple[object, Tensor]] = field(default_factory=dict)
+    _factors: Factors = field(default_factory=dict)
 
     def of_call(
         self, name: str, call: AttentionCall, masks: MaskReadings, cuts: list[Cut] | None
@@ -318,13 +327,15 @@ class Views:
     def factors(self, projection: str, heads: int, value_dim: int) -> Tensor:
         """The factors of the weight that the output projection at this path has now; see LayerView."""
         key = projection, heads, value_dim
-        entry = self._factors.get(key)
-        if entry is not None and not self.weights_change:
-            return entry[1]
+        if not self.weights_change and key in self._factors:
+            return self._factors[key][1]
         weight = projection_weight(self.model.get_submodule(projection), heads * value_dim)
         bits = mark(weight) if self.weights_change else None
+        outlast = self.weights_change and weight.device.type == "cpu"
+        known = _LEFT.setdefault(self.model, {}) if outlast else self._factors
+        entry = known.get(key)
         if entry is None or entry[0] != bits:
-            entry = self._factors[key] = bits, factors_of(weight, heads, value_dim)
+            entry = known[key] = bits, factors_of(weight, heads, value_dim)
         return entry[1]
 
 

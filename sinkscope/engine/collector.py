@@ -16,7 +16,7 @@ from sinkscope.inputs.batches import TokenData
 from sinkscope.metrics import stretches
 from sinkscope.metrics.quantities import POSITIONS, STRETCHED, UNSEEN, QuantitySet, quantity_set
 from sinkscope.metrics.registry import Metric
-from sinkscope.metrics.spectra import SpectrumEntropy, cheap_spectra, full, solve
+from sinkscope.metrics.spectra import WAITING_BYTES, SpectrumEntropy, cheap_spectra, crowded, full, solve
 from sinkscope.metrics.stretches import over_sequences
 
 
@@ -47,12 +47,16 @@ class Collector:
     """Takes LayerViews batch by batch: begin, add for each view, commit. A batch that fails half-way leaves no trace.
 
     `length`: T of the longest sequence. `quantities`: what to measure; None = what is declared now. `sampled`: number
-    of sequences for sampled metrics; None = as many as are cheap.
+    of sequences for sampled metrics; None = as many as are cheap. `unfinished`: takes what sampled metrics leave to be
+    computed later; None = nothing: `commit` waits for it.
     """
 
-    def __init__(self, length: int, quantities: QuantitySet | None = None, sampled: int | None = None) -> None:
+    def __init__(
+        self, length: int, quantities: QuantitySet | None = None, sampled: int | None = None,
+        unfinished: Unfinished | None = None,
+    ) -> None:  # fmt: skip
         self._quantities = quantity_set() if quantities is None else quantities
-        self._sampler = Sampler(self._quantities.metrics.tables["layers"], length, sampled)
+        self._sampler = Sampler(self._quantities.metrics.tables["layers"], length, sampled, unfinished)
         self._start = 0
         self._batch: Parts = {}
 
@@ -136,7 +140,8 @@ def _over_batch(dims: tuple[str, ...], values: Tensor) -> Tensor:
 # Sampled metrics: layer metrics too slow for every sequence, measured on the first sequences of each domain.
 #
 # A metric that can begin its work and leave it to threads (matrix_entropy) is waited for only when the batch is
-# committed, so that the forward pass goes on meanwhile.
+# committed, so that the forward pass goes on meanwhile. A watch, whose program has no use for it, waits until the run
+# is asked for.
 
 
 @dataclass(frozen=True)
@@ -150,15 +155,48 @@ class _Begun:
         _put(self.work.tensor(), self.column)
 
 
+class Unfinished:
+    """Sampled values of finished batches that are still to be computed, as long as their matrices take little memory.
+
+    Until then they are NaN in the parts that `Collector.commit` returned.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[_Begun] = []
+        self._bytes = 0
+
+    def take(self, begun: _Begun) -> None:
+        """Takes over work whose values are on the CPU."""
+        self._begun.append(begun)
+        self._bytes += begun.work.bytes_held
+        if self._bytes >= WAITING_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """Computes them all, in the parts that hold them. What an interruption leaves is computed at the next call."""
+        solve([task.work for task in self._begun])
+        for task in self._begun:
+            task.finish()
+        self.drop()
+
+    def drop(self) -> None:
+        """Forgets them: nobody wants them any more."""
+        self._begun, self._bytes = [], 0
+
+
 class Sampler:
     """Measures the sampled layer metrics of one domain.
 
     `longest`: length of its longest sequence in tokens. `count`: sequences to measure; None = as many as are cheap.
+    `unfinished`: as in Collector.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], longest: int, count: int | None) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Metric], longest: int, count: int | None, unfinished: Unfinished | None = None
+    ) -> None:
         self._sampled = [(place, metric) for place, metric in enumerate(metrics.values()) if metric.sampled]
         self._longest, self._count = longest, count
+        self._unfinished = unfinished
         self._begun: list[_Begun] = []
 
     def count(self, view: LayerView, number: int) -> int:
@@ -168,7 +206,8 @@ class Sampler:
     def add(self, view: LayerView, layers: Tensor) -> None:
         """Begins the sampled metrics of a view's first `LayerView.sampled` sequences.
 
-        The values go to `layers`, [sequence, metric], at the latest when `settle` returns.
+        The values go to `layers`, [sequence, metric], at the latest when `settle` returns, or when what it left
+        unfinished is finished.
         """
         if not view.sampled:
             return
@@ -176,7 +215,7 @@ class Sampler:
         for place, metric in self._sampled:
             self._measure(metric, sampled, layers[:, place])
         waiting = [task.work for task in self._begun]
-        if full(waiting):
+        if (full if self._unfinished is None else crowded)(waiting):
             solve(waiting)
 
     def _measure(self, metric: Metric, view: LayerView, column: Tensor) -> None:
@@ -202,10 +241,14 @@ class Sampler:
         self._begun = []
 
     def settle(self) -> None:
-        """Waits for the work under way."""
-        for task in self._begun:
-            task.finish()
-        self._begun = []
+        """Waits for the work under way, but for what can be left unfinished: the values of an accelerator are copied
+        with the batch."""
+        begun, self._begun = self._begun, []
+        for task in begun:
+            if self._unfinished is not None and task.work.bytes_held:
+                self._unfinished.take(task)
+            else:
+                task.finish()
 
 
 def _put(values: Tensor, column: Tensor) -> None:

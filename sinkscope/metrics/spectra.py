@@ -77,6 +77,10 @@ def _entropy(gram: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     return torch.special.entr(kept / kept.sum()).sum()
 
 
+def _entropy_of_rows(x: Float[Tensor, "token channel"]) -> Float[Tensor, ""]:
+    return _entropy(gram_matrix(x[None])[0])
+
+
 def solves(device: torch.device) -> bool:
     """Whether eigenvalues are computed on the device itself. On an H200 those of a 2,048 x 2,048 matrix take 25 ms, on
     each of 16 threads of the CPU beside it 750 ms."""
@@ -98,22 +102,29 @@ class SpectrumEntropy:
     On a CPU a single matrix would occupy one thread and leave the others idle, and long sequences come one at a time;
     so matrices wait until there are some for each thread. Matrices from an accelerator that `solves` nothing itself are
     solved on the CPU while the accelerator continues with the forward pass.
+
+    `held`: what waits of each sequence, `matrix_bytes` each: x (`as_rows`), or its Gram matrix where that takes less
+    memory.
     """
 
-    grams: list[Tensor]
+    held: list[Tensor]
     like: Tensor
-    jobs: list[Future[Tensor]] = field(default_factory=list)
+    as_rows: bool = False
     matrix_bytes: int = 0
+    jobs: list[Future[Tensor]] = field(default_factory=list)
     found: Tensor | None = None
     """The entropies, where the device has computed them."""
 
     @classmethod
     def of(cls, x: Float[Tensor, "batch token channel"]) -> SpectrumEntropy:
-        """Forms the Gram matrices now. Those of an accelerator are solved there, or go to the threads at once."""
+        """Keeps a copy of what is solved later. Matrices of an accelerator are solved there, or go to the threads at
+        once."""
         if solves(x.device):
             return cls([], x.new_empty(0), found=_entropies(gram_matrix(x)))
-        grams = [*gram_matrix(x)]
-        made = cls(grams, x.new_empty(0), matrix_bytes=sum(gram.nbytes for gram in grams[:1]))
+        smaller = x[:1].nbytes <= min(x.shape[1:]) ** 2 * torch.float64.itemsize
+        as_rows = smaller and x.device.type == "cpu"
+        held = [row.clone() for row in x.detach()] if as_rows else [*gram_matrix(x)]
+        made = cls(held, x.new_empty(0), as_rows, sum(matrix.nbytes for matrix in held[:1]))
         if x.device.type != "cpu":
             made.start()
         return made
@@ -125,14 +136,19 @@ class SpectrumEntropy:
         others spinning. The threads use torch's LAPACK, not numpy's: two libraries' thread pools slow each other down.
         """
         pool = _single_threads(torch.get_num_threads() if self.like.device.type == "cpu" else _idle_cores())
-        self.jobs += [pool.submit(_entropy, gram) for gram in self.grams]
-        self.grams = []
+        self.jobs += [pool.submit(_entropy_of_rows if self.as_rows else _entropy, matrix) for matrix in self.held]
+        self.held = []
 
     def cancel(self) -> None:
         """Cancels every job that no thread has begun; called when the results are no longer needed."""
-        self.grams = []
+        self.held = []
         for job in self.jobs:
             job.cancel()
+
+    @property
+    def bytes_held(self) -> int:
+        """The bytes of the matrices that nothing solves yet, all of them on the CPU."""
+        return len(self.held) * self.matrix_bytes
 
     @property
     def under_way(self) -> int:
@@ -150,11 +166,19 @@ class SpectrumEntropy:
 def full(waiting: list[SpectrumEntropy]) -> bool:
     """Whether enough matrices wait to occupy every thread, or they take up too much memory."""
     threads = torch.get_num_threads()
-    count = sum(len(batch.grams) for batch in waiting)
-    held = sum(len(batch.grams) * batch.matrix_bytes for batch in waiting)
+    count = sum(len(batch.held) for batch in waiting)
+    enough = threads if _held(waiting) >= ROUNDS_BYTES else ROUNDS * threads
+    return count >= enough or crowded(waiting)
+
+
+def crowded(waiting: list[SpectrumEntropy]) -> bool:
+    """Whether the matrices that wait, or those that threads solve, take up too much memory."""
     handed = sum(batch.under_way * batch.matrix_bytes for batch in waiting)
-    enough = threads if held >= ROUNDS_BYTES else ROUNDS * threads
-    return count >= enough or held >= WAITING_BYTES or handed >= HANDED_BYTES
+    return _held(waiting) >= WAITING_BYTES or handed >= HANDED_BYTES
+
+
+def _held(waiting: list[SpectrumEntropy]) -> int:
+    return sum(batch.bytes_held for batch in waiting)
 
 
 def solve(waiting: list[SpectrumEntropy]) -> None:

@@ -144,7 +144,7 @@ def test_spectra_beside_a_device_s_work(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(2, LENGTH, 64, generator=torch.Generator().manual_seed(0))
     with accelerator() as device:
         held = SpectrumEntropy.of(x.to(device))
-        assert not held.grams
+        assert not held.held
         held.jobs[0] = Future()  # one that no thread ends
         assert full([held])
         held.cancel()

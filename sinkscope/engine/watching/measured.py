@@ -20,7 +20,7 @@ from sinkscope.capture.plan import Plan, sites_of
 from sinkscope.capture.sites import place_of, shown_name, stream_of
 from sinkscope.capture.views import Cut, Part, Pending, Span, Views
 from sinkscope.capture.wholes import Outline
-from sinkscope.engine.collector import Collector, Parts
+from sinkscope.engine.collector import Collector, Parts, Unfinished
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import QuantitySet
 
@@ -80,7 +80,8 @@ class Sequences:
 class Measurer:
     """Measures batches of sequences. `quantities`: what is measured. `spectra`: as in a scan.
 
-    `worst` is the largest difference of an output so far, and where it was.
+    `worst` is the largest difference of an output so far, and where it was. `unfinished`: what the parts of measured
+    batches still lack.
     """
 
     model: nn.Module
@@ -89,6 +90,7 @@ class Measurer:
     spectra: int | None
     worst: tuple[float, str] = (0.0, "")
     compared: set[str] = field(default_factory=set)
+    unfinished: Unfinished = field(default_factory=Unfinished)
     _known: dict[tuple[object, ...], Calls] = field(default_factory=dict)
 
     def begin(self, first: Pass) -> None:
@@ -145,7 +147,7 @@ class Measurer:
         texts: Tensor | None,
     ) -> tuple[Parts, Unseen]:  # fmt: skip
         """What is measured of these calls, and the positions that no query may see. `texts`: as a Pass has them."""
-        collector = Collector(longest, self.quantities, self.spectra)
+        collector = Collector(longest, self.quantities, self.spectra, self.unfinished)
         collector.begin(start)
         try:
             masks, unseen = MaskReadings(), Unseen()
@@ -217,17 +219,18 @@ class Measurer:
         return parts
 
     def _compare(self, name: str, ours: Tensor, theirs: Tensor, cuts: list[Cut] | None) -> None:
-        """Compares the output that our sums belong to with the model's own. Raises SinkscopeError where it differs."""
+        """Compares the output that our sums belong to, which it overwrites, with the model's own. Raises
+        SinkscopeError where it differs."""
         rows = (
             [(slice(None), slice(None))] if cuts is None else [(cut.batch_row, cut.rows(ours.shape[1])) for cut in cuts]
         )
         self.compared.add(name)
         for row, span in rows:
             output, model = ours[row, span].float(), theirs[row, span].float()
-            if not bool(model.isfinite().all()):
-                raise SinkscopeError(f"{shown_name(name)} gives NaN or infinity: the sequence was left out")
             size = model.norm(dim=-1)
-            difference = float(((output - model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
+            if not bool(size.isfinite().all()) and not bool(model.isfinite().all()):
+                raise SinkscopeError(f"{shown_name(name)} gives NaN or infinity: the sequence was left out")
+            difference = float((output.sub_(model).norm(dim=-1) / (size + size.mean()).clamp(min=1e-12)).max())
             if not difference <= self.worst[0]:
                 self.worst = difference, name
             if not difference <= BOUNDS.get(theirs.dtype, BOUNDS[torch.float32]):

@@ -116,6 +116,7 @@ class Watch:
         """Forgets everything measured so far, and the sequences under way."""
         with self._listener.lock:
             self._heaps = {}
+            self._measurer.unfinished.drop()
             self._follower.reset(LABEL)
             self._started = time.perf_counter()
 
@@ -139,6 +140,7 @@ class Watch:
             self._follower.close_all()
             if not self.sequences:
                 raise SinkscopeError(self._why_nothing())
+            self._measurer.unfinished.finish()
             watched = Watched(self._checkpoint, self._request, self._heaps, self._quantities, self._measurer)
             watched.keywords, watched.failures = self._listener.keywords, self._views.failures
             watched.left_out += self.left_out
