@@ -150,7 +150,9 @@ class CallHearing:
             self.keywords.setdefault(keyword, path)
         query, key, value = tensors
         assert self.now is not None
-        if call_of(query, key, value, None, causal, {}).over_layers(self.now.second, stream_width(self.model)):
+        second = self.now.second
+        may_be_layers = query.shape[1] == second  # most often not, and a decode step has no time for more
+        if may_be_layers and call_of(*tensors, None, causal, {}).over_layers(second, stream_width(self.model)):
             return
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask
             mask = mask_of(mask.mask_mod, (query.shape[0], query.shape[1]), query.shape[2], key.shape[2], query.device)

@@ -86,7 +86,7 @@ def declared_elsewhere(given: Mapping[str, Any]) -> list[str]:
 @attention_keyword("scaling")
 def scaling(call: AttentionCall, factor: float) -> AttentionCall:
     """Replaces d^-0.5; T5 passes 1."""
-    return replace(call, scaling=float(factor))
+    return call if factor == call.scaling else replace(call, scaling=float(factor))
 
 
 @attention_keyword("softcap")

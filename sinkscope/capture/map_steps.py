@@ -92,7 +92,7 @@ class MapSteps:
                 f"{self.name} computes attention in its own code, over a cache that changed keys or values between two "
                 "passes: this is not read"
             )
-        self.sums.keep(key, value, before, anew=changed is None)
+        self.sums.keep(key, value)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`."""

@@ -94,7 +94,7 @@ class Rows:
         elif not self._missing:
             self._loose.append(kept)
             if self._shape is None:
-                self._shape = (kept.tensor if isinstance(kept, Kept) else kept).shape
+                self._shape = _tensor(kept).shape
 
     @property
     def shape(self) -> torch.Size | None:
@@ -121,24 +121,23 @@ class Rows:
     def pack(self, placed: Placed, shelf: Shelf) -> None:
         """Puts the tensors since the last time into blocks, full ones on `shelf`. `placed`: those of other rows, which
         most often hold some of the same numbers: an output projection reads the attention's output."""
-        if self._on_accelerator and len(self._loose) < TOGETHER:
+        if not self._loose:
+            return
+        accelerated = _tensor(self._loose[0]).device.type != "cpu"
+        if accelerated and len(self._loose) < TOGETHER:
             return
         loose = self._read_loose()
-        if self._on_accelerator:
+        if accelerated:
             _stack(loose, placed)
+        last = self._runs[-1] if self._runs else None
         for kept, tensor in zip(self._loose, loose, strict=True):
             block, place = self._place(kept, tensor, placed, shelf)
-            if self._runs and self._runs[-1].block is block and self._runs[-1].stop == place:
-                self._runs[-1].stop += 1
+            if last is not None and last.block is block and last.stop == place:
+                last.stop += 1
             else:
-                self._runs.append(_Run(block, place, place + 1))
+                last = _Run(block, place, place + 1)
+                self._runs.append(last)
         self._loose = []
-
-    @property
-    def _on_accelerator(self) -> bool:
-        first = self._loose[0] if self._loose else None
-        tensor = first.tensor if isinstance(first, Kept) else first
-        return tensor is not None and tensor.device.type != "cpu"
 
     def _place(self, kept: Tensor | Kept, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
         if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
@@ -167,12 +166,18 @@ class Rows:
         return block, block.count - 1
 
     def _read_loose(self) -> list[Tensor]:
-        tensors = [kept.unwritten if isinstance(kept, Kept) else kept for kept in self._loose]
-        found = [tensor for tensor in tensors if tensor is not None]
-        if len(found) < len(tensors):
-            self.let_go()
-            return []
+        found = list[Tensor]()
+        for kept in self._loose:
+            tensor = kept.unwritten if isinstance(kept, Kept) else kept
+            if tensor is None:
+                self.let_go()
+                return []
+            found.append(tensor)
         return found
+
+
+def _tensor(kept: Tensor | Kept) -> Tensor:
+    return kept.tensor if isinstance(kept, Kept) else kept
 
 
 def _stack(tensors: list[Tensor], placed: Placed) -> None:
@@ -195,5 +200,6 @@ def pack(every: Iterable[Rows], shelf: Shelf) -> None:
 
 
 def _numbers(tensor: Tensor) -> _Numbers:
-    steps = tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.device, tensor.data_ptr(), tensor.shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()
+    shape = tensor.shape
+    steps = tuple([step if size > 1 else 0 for size, step in zip(shape, tensor.stride(), strict=True)])
+    return tensor.device, tensor.data_ptr(), shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()

@@ -90,8 +90,9 @@ class Steps:
             if not (self._sizes and self._of_another_text(name)):  # its keys come with the first pass alone
                 self._own[name].add(getattr(heard, name))
         for path, record in around.items():
-            for name in ("given", "read", "returned"):
-                self._around[path, name].add(getattr(record, name))
+            for name in ("given", "returned", "read") if path == self.module else ("given", "returned"):
+                if (kept := getattr(record, name)) is not None:  # of outer modules, most often none is
+                    self._around[path, name].add(kept)
             if self._channels_last is None and path == self.module:
                 self._channels_last = record.last
         self._sizes.append((heard.rows, heard.queries))
@@ -249,7 +250,7 @@ class Steps:
         fresh = call.key[:, :, past:].clone(), call.value[:, :, past:].clone()
         if self._held is not None:
             self._held.grow(*fresh)
-        self._sums.keep(call.key, call.value, past, anew=anew)
+        self._sums.keep(call.key, call.value)
         self._slots = keys
         self._add_keys(*fresh)
         self._calls.add_visible(visible, offset)

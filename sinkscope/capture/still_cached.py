@@ -259,11 +259,13 @@ class SlotSums:
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
+        self._read: tuple[Tensor, Tensor] | None = None
 
     def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor | None:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
         last pass: one truth, on the tensors' device. None where there were fewer slots, or other sequences."""
-        sums = _slot_sums(keys[:, :, :past], values[:, :, :past])
+        now = _slot_sums(keys, values)
+        self._read, sums = (keys, now), now[..., :past]
         if self._sums is None or self._sums[..., -past:].shape != sums.shape:
             return None
         return (sums != self._sums[..., -past:]).any()
@@ -288,12 +290,10 @@ class SlotSums:
         stays[stays.clone()] = same[places[stays], places[stays]]
         return torch.where(stays, places, found)
 
-    def keep(self, keys: Tensor, values: Tensor, past: int, anew: bool) -> None:
-        """Notes the slots from `past` on, which a pass brought; all of them where they were put `anew`."""
-        old = None if anew or self._sums is None or not past else self._sums[..., -past:]
-        start = 0 if old is None else past
-        fresh = _slot_sums(keys[:, :, start:], values[:, :, start:])
-        self._sums = fresh if old is None else torch.cat([old, fresh], 2)
+    def keep(self, keys: Tensor, values: Tensor) -> None:
+        """Notes the slots after a pass: their sums are known where `changed` was asked of the same keys."""
+        read, self._read = self._read, None
+        self._sums = read[1] if read is not None and read[0] is keys else _slot_sums(keys, values)
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""

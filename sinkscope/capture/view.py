@@ -216,7 +216,7 @@ class LayerView:
         output, read = self.output, self.raw_projected
         if output is None or read is None or (output.shape, output.dtype) != (read.shape, read.dtype):
             return False
-        return (output.data_ptr(), output.stride()) == (read.data_ptr(), read.stride()) or torch.equal(output, read)
+        return _same_memory(output, read) or torch.equal(output, read)
 
     def layer_mean(self, values: Float[Tensor, "batch head"]) -> Float[Tensor, "batch 1"]:
         """Mean over all heads of the layer, including those that other processes hold."""
@@ -229,6 +229,13 @@ class LayerView:
     def per_query_head(self, grouped: Tensor) -> Tensor:
         """(B, G, ...) -> (B, H, ...): repeats each group's values for each of its query heads."""
         return grouped.repeat_interleave(self.heads // grouped.shape[1], dim=1)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of the same shape show the same numbers of memory. The step along an axis of size 1, as that
+    of a single sequence, tells nothing."""
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return one.data_ptr() == other.data_ptr() and all(size == 1 or a == b for size, a, b in steps)
 
 
 def once_per_view(compute: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:

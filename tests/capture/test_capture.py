@@ -417,3 +417,13 @@ def test_the_size_of_a_window_is_the_number_of_keys_up_to_the_query(
         forward(random_ids(1, 40))
     assert {name: seen[name] for name in named_by_module} == named_by_module
     assert named in named_by_module.values()
+
+
+def test_the_memory_of_a_single_sequence_is_told_whatever_its_step() -> None:
+    """Of one sequence, torch's reshape and transpose give the first axis another step for the same numbers."""
+    from sinkscope.capture.view import _same_memory
+
+    heads = torch.arange(24.0).view(1, 3, 2, 4)
+    assert _same_memory(heads, heads.as_strided(heads.shape, (8, 8, 4, 1)))
+    assert not _same_memory(heads, heads.clone())
+    assert not _same_memory(heads, heads.as_strided(heads.shape, (24, 4, 12, 1)))
