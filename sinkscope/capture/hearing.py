@@ -151,7 +151,7 @@ class CallHearing:
         query, key, value = tensors
         assert self.now is not None
         second = self.now.second
-        may_be_layers = query.shape[1] == second  # most often not, and a decode step has no time for more
+        may_be_layers = query.shape[1] == second  # most often not: no record is made to ask
         if may_be_layers and call_of(*tensors, None, causal, {}).over_layers(second, stream_width(self.model)):
             return
         if mask is not None and not isinstance(mask, Tensor):  # flex attention's BlockMask

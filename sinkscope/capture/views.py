@@ -219,7 +219,7 @@ Factors = dict[tuple[str, int, int], tuple[object, Tensor]]
 
 _LEFT: WeakKeyDictionary[nn.Module, Factors] = WeakKeyDictionary()
 """What the watches of a model on the CPU leave for its later ones, while it lives: there a QR factorisation of every
-layer takes as long as a few dozen tokens. An accelerator takes no time worth its memory."""
+layer takes as long as a pass over a few dozen tokens. On an accelerator it takes little, and memory is dear."""
 
 
 @dataclass
