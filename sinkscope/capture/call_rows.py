@@ -10,7 +10,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
-from sinkscope.capture.rows import Rows
+from sinkscope.capture.rows import Store
 from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
@@ -23,9 +23,9 @@ JOINED = frozenset({
 class CallRows:
     """The call `name` in each pass so far, what its queries saw, and the token that its first key belongs to."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, store: Store) -> None:
         self.name = name
-        self.queries, self._starts, self._ends = Rows(), Rows(), Rows()
+        self.queries, self._starts, self._ends = store.rows(), store.rows(), store.rows()
         self._keys: list[int] = []
         self._offsets: list[int] = []
         self._masked: dict[int, Visibility] = {}
@@ -58,11 +58,6 @@ class CallRows:
         self._ends.add(ends)
         self._keys.append(visible.keys)
         self._offsets.append(offset)
-
-    @property
-    def every(self) -> list[Rows]:
-        """What is kept of each pass."""
-        return [self.queries, self._starts, self._ends]
 
     @property
     def first(self) -> AttentionCall:

@@ -19,8 +19,7 @@ from sinkscope.capture.heard import Heard, Onward, Pass
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order
-from sinkscope.capture.rows import Rows, pack
-from sinkscope.capture.shelf import Shelf
+from sinkscope.capture.rows import Store
 from sinkscope.capture.sites import place_of, shown_name, stream_of
 from sinkscope.capture.steps import Steps
 from sinkscope.capture.still_cached import Taking
@@ -40,7 +39,8 @@ class Joined:
         self.passes = 0
         self._first: Pass | None = None
         self._latest_ids: Tensor | None = None
-        self._ids = Rows()
+        self._store = Store()
+        self._ids = self._store.rows()
         self._given: dict[int, list[bytes]] = {}
         self._entered: set[str] = set()
         self._taking = Taking()
@@ -54,7 +54,6 @@ class Joined:
         self._end_tokens: list[int] | None = None
         self._stopped: Tensor | None = None
         self._order: Order | None = None
-        self._shelf = Shelf()
         self._adding = False
 
     def ends_by(self, ids: Tensor, tokens: list[int], over: Tensor) -> None:
@@ -193,7 +192,7 @@ class Joined:
             self._entered |= now.entered
         self._note(now)
         if now.cache is not None:
-            pack([self._ids, *(rows for site in self._sites.values() for rows in site.every)], self._shelf)
+            self._store.pack()
 
     def _note(self, now: Pass) -> None:
         """Notes what a pass was given."""
@@ -258,7 +257,7 @@ class Joined:
             if self.passes:
                 raise SinkscopeError(f"{heard.shown} attended in a later pass over a cache, but not in the first")
             cross = stream_of(self._model, heard.module, False) == "cross"
-            self._sites[heard.name] = Steps(heard, cross)
+            self._sites[heard.name] = Steps(heard, cross, self._store)
         self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live)
 
     def _check_same(self, now: Pass) -> None:

@@ -1,13 +1,13 @@
-"""What each pass over a cache leaves of one tensor, such as the queries of an attention call, until the sequence ends.
+"""What each pass over a cache leaves of its tensors, such as the queries of an attention call, until the sequence ends.
 
 Each step leaves some hundred small tensors. Between them, the tensors of the cache grow and move with every step. On a
 CPU, their old places then lie between small ones that are in use, and the process becomes many times as large as all
-that it holds. So `pack` copies the small ones into blocks, and full blocks out of the heap.
+that it holds. So `Store.pack` copies the small tensors of a pass into one row of a table, and full tables out of the
+heap. One copy for all of them also costs a step less than one for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,71 +20,59 @@ SMALL = 2**16
 """The bytes up to which a tensor is put beside others; larger ones leave no gaps worth the copy."""
 
 TOGETHER = 64
-"""Tensors in a block. On an accelerator, whose memory has no such gaps, those of as many passes are copied at once."""
+ROOM = 2**24
+"""Passes in a table, and the bytes that it takes at most where a pass has fewer."""
 
 OPEN = 4
-"""Blocks of several shapes that are filled at a time: a draft may bring one to some tokens in a pass."""
+"""Tables that are filled at a time: a draft may bring one to some tokens in a pass, each number with other shapes."""
 
-_Numbers = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
+_Kind = tuple[torch.Size, torch.dtype, torch.device]
+"""What tensors have alike that stand in one column."""
+
+_Memory = tuple[torch.device, int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
 """Where a tensor's numbers are in memory, and how it reads them."""
 
 
-class Block:
-    """Tensors of one shape in one piece, on its first axis; `count` are there. `kept`: tells of one that stays where it
-    is whether something is written into it."""
+class _Column:
+    """Tensors of one shape, one behind another on the first axis. `kept`: tells of one that stays where it is whether
+    something is written into it."""
 
-    def __init__(self, tensors: Tensor | Shelved, count: int, kept: Kept | None = None) -> None:
-        self._tensors = tensors
-        self.count = count
+    def __init__(self, held: Tensor | Shelved, kept: Kept | None = None) -> None:
+        self._held = held
         self._kept = kept
 
-    def add(self, tensor: Tensor) -> None:
-        """Copies a tensor into the next place."""
-        assert isinstance(self._tensors, Tensor)
-        self._tensors[self.count].copy_(tensor)
-        self.count += 1
-
-    def close(self, shelf: Shelf) -> Tensor | None:
-        """Copies a block to a shelf, and returns the memory where it was; None where it has no bytes, and stays
-        there."""
-        room = self._tensors
-        if not isinstance(room, Tensor) or not room.nbytes:
-            return None
-        self._tensors = shelf.copy(room[: self.count])
-        return room
+    def close(self, count: int, shelf: Shelf) -> None:
+        """Copies the first `count` to a shelf."""
+        if isinstance(self._held, Tensor) and self._held.device.type == "cpu" and self._held[:count].nbytes:
+            self._held = shelf.copy(self._held[:count])
 
     def tensors(self, start: int, stop: int) -> tuple[Tensor, ...] | None:
         """Those from `start` to before `stop`; None where something was written into them since."""
         if self._kept is not None and self._kept.unwritten is None:
             return None
-        held = self._tensors
+        held = self._held
         return (held[start:stop] if isinstance(held, Tensor) else held.tensor(start, stop)).unbind()
 
 
 @dataclass
 class _Run:
-    """Passes whose tensors follow one another in a block, from its place `start` to before `stop`."""
+    """Passes that follow one another in a table, from its row `start` to before `stop`."""
 
-    block: Block
     start: int
     stop: int
 
 
-Placed = dict[_Numbers, tuple[Block, int]]
-"""The place of each tensor's copy."""
-
-
 class Rows:
-    """One tensor for each pass, or nothing, where a pass had none or something was written into one since."""
+    """One tensor for each pass, or nothing, where a pass had none or something was written into one since. `taken`:
+    gets these rows whenever they get a tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: list[Rows]) -> None:
         self.passes = 0
+        self._taken = taken
         self._shape: torch.Size | None = None
         self._missing = False
         self._loose: list[Tensor | Kept] = []
-        self._runs: list[_Run] = []
-        self._met: set[tuple[torch.Size, torch.dtype]] = set()
-        self._open: dict[tuple[torch.Size, torch.dtype], Block] = {}
+        self._runs: list[tuple[_Column, _Run]] = []
 
     def add(self, kept: Tensor | Kept | None) -> None:
         """Adds that of the next pass."""
@@ -93,8 +81,9 @@ class Rows:
             self.let_go()
         elif not self._missing:
             self._loose.append(kept)
+            self._taken.append(self)
             if self._shape is None:
-                self._shape = _tensor(kept).shape
+                self._shape = (kept.tensor if isinstance(kept, Kept) else kept).shape
 
     @property
     def shape(self) -> torch.Size | None:
@@ -104,102 +93,174 @@ class Rows:
     @property
     def pieces(self) -> list[Tensor] | None:
         """The tensor of each pass; None where one is missing, or where they were let go."""
-        loose = self._read_loose()
-        if self._missing:
-            return None
-        found = [run.block.tensors(run.start, run.stop) for run in self._runs]
-        if any(tensors is None for tensors in found):
+        loose = [kept.unwritten if isinstance(kept, Kept) else kept for kept in self._loose]
+        found = [column.tensors(run.start, run.stop) for column, run in self._runs]
+        whole = [*(tensor for tensors in found for tensor in tensors or (None,)), *loose]
+        if any(tensor is None for tensor in whole):
             self.let_go()
-            return None
-        return [tensor for tensors in found for tensor in tensors or ()] + loose
+        return None if self._missing else [tensor for tensor in whole if tensor is not None]
 
     def let_go(self) -> None:
         """Keeps no tensor any more."""
         self._missing = True
-        self._loose, self._runs, self._open = [], [], {}
+        self._loose, self._runs = [], []
 
-    def pack(self, placed: Placed, shelf: Shelf) -> None:
-        """Puts the tensors since the last time into blocks, full ones on `shelf`. `placed`: those of other rows, which
-        most often hold some of the same numbers: an output projection reads the attention's output."""
+    def take_loose(self) -> tuple[Tensor, Kept | None] | None:
+        """Hands over the tensor of the last pass, and what tells whether something is written into it; None where they
+        were let go."""
         if not self._loose:
-            return
-        accelerated = _tensor(self._loose[0]).device.type != "cpu"
-        if accelerated and len(self._loose) < TOGETHER:
-            return
-        loose = self._read_loose()
-        if accelerated:
-            _stack(loose, placed)
-        last = self._runs[-1] if self._runs else None
-        for kept, tensor in zip(self._loose, loose, strict=True):
-            block, place = self._place(kept, tensor, placed, shelf)
-            if last is not None and last.block is block and last.stop == place:
-                last.stop += 1
-            else:
-                last = _Run(block, place, place + 1)
-                self._runs.append(last)
-        self._loose = []
+            return None
+        kept = self._loose.pop()
+        if not isinstance(kept, Kept):
+            return kept, None
+        tensor = kept.unwritten
+        if tensor is None:
+            self.let_go()
+            return None
+        return tensor, kept
 
-    def _place(self, kept: Tensor | Kept, tensor: Tensor, placed: Placed, shelf: Shelf) -> tuple[Block, int]:
-        if type(tensor) is not Tensor:  # what libraries make of tensors may not be copied so
-            return Block(tensor[None], 1, kept if isinstance(kept, Kept) else None), 0
-        numbers = _numbers(tensor)
-        if numbers not in placed:
-            placed[numbers] = self._copied(tensor, shelf)
-        return placed[numbers]
-
-    def _copied(self, tensor: Tensor, shelf: Shelf) -> tuple[Block, int]:
-        if tensor.nbytes > SMALL:
-            large = shelf.put(tensor[None])
-            return Block(large, 1, Kept.of(tensor) if isinstance(large, Tensor) else None), 0
-        key = tensor.shape, tensor.dtype
-        if key not in self._met:  # a prompt has a shape of its own, most often
-            self._met.add(key)
-            return Block(tensor[None].clone(), 1), 0
-        block = self._open.pop(key, None)
-        if block is None and len(self._open) == OPEN:
-            self._open.pop(next(iter(self._open))).close(shelf)
-        if block is None or block.count == TOGETHER:
-            room = None if block is None else block.close(shelf)
-            block = Block(tensor.new_empty(TOGETHER, *tensor.shape) if room is None else room, 0)
-        self._open[key] = block
-        block.add(tensor)
-        return block, block.count - 1
-
-    def _read_loose(self) -> list[Tensor]:
-        found = list[Tensor]()
-        for kept in self._loose:
-            tensor = kept.unwritten if isinstance(kept, Kept) else kept
-            if tensor is None:
-                self.let_go()
-                return []
-            found.append(tensor)
-        return found
+    def go_on(self, column: _Column, run: _Run) -> None:
+        """The tensors of the next passes are in `column`."""
+        self._runs.append((column, run))
 
 
-def _tensor(kept: Tensor | Kept) -> Tensor:
-    return kept.tensor if isinstance(kept, Kept) else kept
+class Store:
+    """The rows of one batch of sequences."""
+
+    def __init__(self) -> None:
+        self._shelf = Shelf()
+        self._taken: list[Rows] = []
+        self._tables: list[_Table] = []
+        self._last: _Table | None = None
+        self._met: set[tuple[_Kind, ...]] = set()
+
+    def rows(self) -> Rows:
+        """Rows for one more tensor of each pass."""
+        return Rows(self._taken)
+
+    def pack(self) -> None:
+        """Puts the tensors of a pass that has ended into a table, full tables on the shelf."""
+        owners, tensors = list[Rows](), list[Tensor]()
+        with torch.no_grad(), torch.inference_mode(False):
+            for rows in self._taken:
+                if (found := rows.take_loose()) is not None:
+                    tensor, kept = found
+                    if type(tensor) is Tensor and tensor.nbytes <= SMALL:
+                        owners.append(rows)
+                        tensors.append(tensor)
+                    else:  # what libraries make of tensors may not be copied so
+                        rows.go_on(self._apart(tensor, kept), _Run(0, 1))
+            self._taken.clear()
+            table = self._table(owners, tensors) if tensors else None
+            if table is not None:
+                table.add(tensors, table is self._last)
+            self._last = table
+
+    def _apart(self, tensor: Tensor, kept: Kept | None) -> _Column:
+        large = self._shelf.put(tensor[None]) if tensor.nbytes > SMALL else tensor[None]
+        return _Column(large, (kept or Kept.of(tensor)) if isinstance(large, Tensor) else None)
+
+    def _table(self, owners: list[Rows], tensors: list[Tensor]) -> _Table:
+        """The table for the tensors of a pass."""
+        if self._last is not None and self._last.fits(owners, tensors):
+            return self._last
+        table = next((table for table in self._tables if table.fits(owners, tensors)), None)
+        if table is None:
+            kinds = tuple([_kind(tensor) for tensor in tensors])
+            table = _Table(owners, tensors, kinds, self._shelf, kinds in self._met)
+            self._met.add(kinds)
+        else:
+            self._tables.remove(table)
+        if len(self._tables) == OPEN:  # the one that was used longest ago
+            self._tables.pop(0).close()
+        self._tables.append(table)
+        return table
 
 
-def _stack(tensors: list[Tensor], placed: Placed) -> None:
-    """Copies the small ones of some tensors at once; those of one shape stand in one block."""
-    alike: dict[tuple[object, ...], dict[_Numbers, Tensor]] = {}
-    for tensor in tensors:
-        if type(tensor) is Tensor and tensor.nbytes <= SMALL and (numbers := _numbers(tensor)) not in placed:
-            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), {})[numbers] = tensor
-    for group in alike.values():
-        block = Block(torch.stack([*group.values()]), len(group))
-        placed.update({numbers: (block, place) for place, numbers in enumerate(group)})
+class _Table:
+    """The small tensors of passes of one kind: a row for each pass, and a column for each tensor. Those that show the
+    same memory share a column: most often, an output projection reads the attention's output.
+
+    `often`: such passes came before. The first is most often a prompt, whose shapes no other has: it gets one row."""
+
+    def __init__(
+        self, owners: list[Rows], tensors: list[Tensor], kinds: tuple[_Kind, ...], shelf: Shelf, often: bool
+    ) -> None:
+        self._owners, self._kinds, self._shelf, self._often = owners, kinds, shelf, often
+        first: dict[_Memory, int] = {}
+        self._place = [first.setdefault(_memory(tensor), number) for number, tensor in enumerate(tensors)]
+        self._twins = [(number, place) for number, place in enumerate(self._place) if number != place]
+        self._parts: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for place in first.values():
+            self._parts.setdefault(kinds[place][1:], []).append(place)
+        self._bytes = sum(tensors[place].nbytes for place in first.values())
+        self._on_cpu = all(device.type == "cpu" for _, device in self._parts)
+        self._rooms: list[Tensor] = []
+        self._columns: dict[int, _Column] = {}
+        self._count = self._size = 0
+        self._run = _Run(0, 0)
+
+    def fits(self, owners: list[Rows], tensors: list[Tensor]) -> bool:
+        """Whether the tensors of a pass go into a row."""
+        if owners != self._owners or any(
+            tensor.shape != shape or tensor.dtype != dtype or tensor.device != device
+            for tensor, (shape, dtype, device) in zip(tensors, self._kinds, strict=True)
+        ):
+            return False
+        return all(_share_memory(tensors[number], tensors[place]) for number, place in self._twins)
+
+    def add(self, tensors: list[Tensor], follows: bool) -> None:
+        """Copies the tensors of a pass into the next row. `follows`: the last pass is in the row before."""
+        if self._count == self._size:
+            self._begin(tensors)
+            follows = False
+        for room, places in zip(self._rooms, self._parts.values(), strict=True):
+            torch.cat([tensors[place].reshape(-1) for place in places], out=room[self._count])
+        if not follows:
+            self._run = _Run(self._count, self._count)
+            for owner, place in zip(self._owners, self._place, strict=True):
+                owner.go_on(self._columns[place], self._run)
+        self._count += 1
+        self._run.stop = self._count
+
+    def _begin(self, tensors: list[Tensor]) -> None:
+        """Begins anew without rows. What is on the shelf leaves its memory to the next rows."""
+        self.close()
+        size = min(TOGETHER, max(1, ROOM // max(1, self._bytes))) if self._often else 1
+        widths = [[tensors[place].numel() for place in places] for places in self._parts.values()]
+        if size != self._size or not self._on_cpu:
+            self._rooms = [
+                torch.empty(size, sum(numbers), dtype=dtype, device=device)
+                for numbers, (dtype, device) in zip(widths, self._parts, strict=True)
+            ]
+        for room, numbers, places in zip(self._rooms, widths, self._parts.values(), strict=True):
+            for place, piece in zip(places, room.split(numbers, 1), strict=True):
+                self._columns[place] = _Column(piece.view(size, *tensors[place].shape))
+        self._often, self._count, self._size = True, 0, size
+
+    def close(self) -> None:
+        """Copies what is on a CPU to the shelf."""
+        for column in self._columns.values():
+            column.close(self._count, self._shelf)
 
 
-def pack(every: Iterable[Rows], shelf: Shelf) -> None:
-    """Packs the rows of all calls; see `Rows.pack`."""
-    placed: Placed = {}
-    with torch.no_grad(), torch.inference_mode(False):
-        for rows in every:
-            rows.pack(placed, shelf)
+def _kind(tensor: Tensor) -> _Kind:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
-def _numbers(tensor: Tensor) -> _Numbers:
+def _memory(tensor: Tensor) -> _Memory:
+    """Where the numbers of a tensor are in memory, and how it reads them. The step along an axis of size 1 tells
+    nothing."""
     shape = tensor.shape
     steps = tuple([step if size > 1 else 0 for size, step in zip(shape, tensor.stride(), strict=True)])
     return tensor.device, tensor.data_ptr(), shape, steps, tensor.dtype, tensor.is_neg(), tensor.is_conj()
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of the same kind show the same numbers of memory."""
+    if one is other:
+        return True
+    if one.data_ptr() != other.data_ptr() or one.is_neg() != other.is_neg() or one.is_conj() != other.is_conj():
+        return False
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or step == other_step for size, step, other_step in steps)

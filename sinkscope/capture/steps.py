@@ -17,7 +17,7 @@ from sinkscope.capture.heard import Around, Heard, Onward
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import Visibility, from_spans
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.capture.rows import Rows
+from sinkscope.capture.rows import Rows, Store
 from sinkscope.capture.still_cached import (
     SlotSums,
     StillCached,
@@ -40,20 +40,20 @@ OF_MAP = ("query", *KEYS, "output", "projected", "of_tokens")
 
 
 class Steps:
-    """The rows of one attention call so far. `cross`: its keys are another text's."""
+    """The rows of one attention call so far, kept in `store`. `cross`: its keys are another text's."""
 
-    def __init__(self, heard: Heard, cross: bool) -> None:
+    def __init__(self, heard: Heard, cross: bool, store: Store) -> None:
         self.name, self.module, self.cross, self.named_cross = heard.shown, heard.module, cross, cross
         self.changed: list[Tensor] = []
         self._first = heard
         self._sizes: list[tuple[int, int]] = []
-        self._own: dict[str, Rows] = defaultdict(Rows)
-        self._around: dict[tuple[str, str], Rows] = defaultdict(Rows)
+        self._own: dict[str, Rows] = defaultdict(store.rows)
+        self._around: dict[tuple[str, str], Rows] = defaultdict(store.rows)
         self._channels_last: bool | None = None
         self._reads_channels = heard.path == INTERFACE or heard.projected is not None
-        self._calls = CallRows(heard.shown)
+        self._calls = CallRows(heard.shown, store)
         self._nothing: tuple[Tensor, Tensor] | None = None
-        self._keys, self._values = Rows(), Rows()
+        self._keys, self._values = store.rows(), store.rows()
         self._key_sizes: tuple[int, int] | None = None
         self._sums = SlotSums()
         self._maps: MapSteps | None = None
@@ -101,12 +101,6 @@ class Steps:
     def _of_another_text(self, name: str) -> bool:
         """Whether a tensor of a map belongs to another text than the queries."""
         return name in KEYS and self._maps is not None and self._maps.cross
-
-    @property
-    def every(self) -> list[Rows]:
-        """What is kept of each pass."""
-        keys = [] if self.cross else [self._keys, self._values]
-        return [*self._own.values(), *self._around.values(), *self._calls.every, *keys]
 
     @property
     def of_maps(self) -> bool:

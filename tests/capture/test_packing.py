@@ -12,22 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from sinkscope.capture import rows as storing
 from sinkscope.capture import shelf as shelves
 from sinkscope.capture.heard import Kept
-from sinkscope.capture.rows import SMALL, TOGETHER, Rows, pack
+from sinkscope.capture.rows import OPEN, SMALL, TOGETHER, Rows, Store
 from sinkscope.capture.shelf import Shelf
 from sinkscope.errors import SinkscopeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 
 
-def filled(*passes: list[Tensor], shelf: Shelf | None = None) -> list[Rows]:
+def filled(*passes: list[Tensor], store: Store | None = None) -> list[Rows]:
     """Rows of as many tensors, each list those of one pass; packed after each."""
-    rows, shelf = [Rows() for _ in passes[0]], shelf or Shelf()
+    store = store or Store()
+    rows = [store.rows() for _ in passes[0]]
     for tensors in passes:
         for own, tensor in zip(rows, tensors, strict=True):
             own.add(tensor)
-        pack(rows, shelf)
+        store.pack()
     return rows
 
 
@@ -64,7 +66,7 @@ def test_tensors_come_back_as_they_were(dtype: torch.dtype, in_memory: int, monk
 
 def test_small_tensors_are_in_few_pieces_of_memory_and_large_ones_where_they_were() -> None:
     small, large = [torch.randn(2, 3) for _ in range(2 * TOGETHER)], torch.zeros(SMALL)
-    assert len(memory(filled(*[[tensor] for tensor in small])[0])) == 3, "the first one, and two blocks"
+    assert len(memory(filled(*[[tensor] for tensor in small])[0])) == 3, "the first one, and two tables"
     assert memory(filled([large])[0]) == {large.untyped_storage().data_ptr()}
 
 
@@ -75,7 +77,8 @@ def test_two_views_of_the_same_numbers_are_copied_once() -> None:
     read = output.reshape(1, 1, 6).view(1, 1, 3, 2)
     other = output.as_strided((1, 1, 3, 2), (1, 1, 1, 2))
     first, second, third = filled([output, read, other])
-    assert memory(first) == memory(second) != memory(third)
+    places = [[piece.data_ptr() for piece in rows.pieces or ()] for rows in (first, second, third)]
+    assert places[0] == places[1] != places[2]
     for rows, tensor in ((first, output), (second, read), (third, other)):
         assert_holds(rows, [tensor])
 
@@ -93,7 +96,7 @@ def test_tensors_of_inference_mode_are_copied_out_of_it() -> None:
         [rows] = filled([tensor])
     assert_holds(rows, [tensor])
     assert not (rows.pieces or [tensor])[0].is_inference()
-    pack([], Shelf())
+    Store().pack()
 
 
 def test_tensors_of_another_class_stay_where_they_are() -> None:
@@ -104,12 +107,14 @@ def test_tensors_of_another_class_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("how", ["missing", "written", "written and packed"])
 def test_nothing_is_told_where_one_is_missing_or_was_written_into(how: str) -> None:
-    rows, tensor = Rows(), torch.randn(3)
+    store, tensor = Store(), torch.randn(3)
+    rows = store.rows()
     rows.add(torch.randn(3))
+    store.pack()
     rows.add(None if how == "missing" else Kept.of(tensor))
     tensor.add_(1)
     if how == "written and packed":
-        pack([rows], Shelf())
+        store.pack()
     rows.add(torch.randn(3))
     assert rows.pieces is None
     assert rows.passes == 3
@@ -117,24 +122,58 @@ def test_nothing_is_told_where_one_is_missing_or_was_written_into(how: str) -> N
 
 def test_what_was_written_into_after_it_was_packed_is_as_it_was() -> None:
     tensor = torch.randn(3)
-    before, rows = tensor.clone(), Rows()
+    before, store = tensor.clone(), Store()
+    rows = store.rows()
     rows.add(Kept.of(tensor))
-    pack([rows], Shelf())
+    store.pack()
     tensor.add_(1)
     assert_holds(rows, [before])
 
 
-def test_those_of_an_accelerator_are_copied_at_once_and_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_of_an_accelerator_are_copied_together_and_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors without numbers stand for them here: they are on no CPU either."""
     monkeypatch.setattr(shelves, "IN_MEMORY", 0)
-    tensors = [torch.empty(2, 3, device="meta") for _ in range(TOGETHER + 3)]
+    tensors = [torch.empty(2, 3, device="meta") for _ in range(2 * TOGETHER + 1)]
     [rows] = filled(*[[tensor] for tensor in tensors])
     pieces = rows.pieces or []
     assert [piece.shape for piece in pieces] == [(2, 3)] * len(tensors)
     assert {piece.device.type for piece in pieces} == {"meta"}
-    packed = {id(piece._base) for piece in pieces[:TOGETHER]}
-    assert len(packed) == 1
-    assert [piece is tensor for piece, tensor in zip(pieces, tensors, strict=True)] == [False] * TOGETHER + [True] * 3
+    assert [len({id(piece._base) for piece in pieces[part]}) for part in (slice(1), slice(1, 1 + TOGETHER))] == [1, 1]
+
+
+@pytest.mark.parametrize("in_memory", [shelves.IN_MEMORY, 0], ids=["memory", "file"])
+def test_every_tensor_of_a_pass_comes_back_whatever_else_the_pass_has(
+    in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of three kinds in turn, of several dtypes: one has a large tensor in place of a small one, one shows the
+    same memory twice. In the middle, one kind of rows is let go."""
+    monkeypatch.setattr(shelves, "IN_MEMORY", in_memory)
+    store, held = Store(), list[list[Tensor]]()
+    rows = [store.rows() for _ in range(5)]
+    for number in range(3 * TOGETHER):
+        output = torch.randn(1, 2, 6)
+        tensors = [output, output.view(1, 2, 2, 3), torch.randn(1, 4).bfloat16(), torch.tensor(number), torch.randn(7)]
+        if number % 7 == 3:
+            tensors[4] = torch.randn(SMALL)
+        if number % 5 == 2:
+            tensors[1] = torch.randn(1, 2, 2, 3)
+        for own, tensor in zip(rows, tensors, strict=True):
+            own.add(tensor)
+        if number == TOGETHER:
+            rows[0].let_go()
+        store.pack()
+        held.append(tensors)
+    for place in range(1, 5):
+        assert_holds(rows[place], [tensors[place] for tensors in held])
+    assert rows[0].pieces is None
+
+
+def test_a_table_takes_no_more_memory_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing, "ROOM", 5 * 24)
+    tensors = [torch.randn(2, 3) for _ in range(11)]
+    [rows] = filled(*[[tensor] for tensor in tensors])
+    assert len(memory(rows)) == 3, "the first one, and two tables of five"
+    assert_holds(rows, tensors)
 
 
 def test_the_file_has_no_name_and_the_first_tensors_stay_in_memory(
@@ -196,10 +235,11 @@ def test_a_forked_process_reads_the_file_and_writes_nothing_into_it(monkeypatch:
 def test_a_large_tensor_that_was_written_into_is_not_told() -> None:
     """It stays where it is, so that what is written into it later shows."""
     kept, plain = torch.zeros(SMALL), torch.zeros(SMALL)
-    rows = [Rows(), Rows()]
+    store = Store()
+    rows = [store.rows(), store.rows()]
     rows[0].add(Kept.of(kept))
     rows[1].add(plain)
-    pack(rows, Shelf())
+    store.pack()
     assert_holds(rows[0], [kept])
     assert_holds(rows[1], [plain])
     kept.add_(1)
@@ -219,10 +259,11 @@ def test_only_what_is_asked_for_is_read_from_the_file(monkeypatch: pytest.Monkey
     assert sum(stop - start for start, stop in read) <= len(tensors)
 
 
-def test_few_blocks_are_filled_at_a_time() -> None:
+def test_few_tables_are_filled_at_a_time() -> None:
     tensors = [torch.randn(1 + number % 9, 3) for number in range(200)]
-    [rows] = filled(*[[tensor] for tensor in tensors])
-    assert len(rows._open) <= 4
+    store = Store()
+    [rows] = filled(*[[tensor] for tensor in tensors], store=store)
+    assert len(store._tables) == OPEN
     assert_holds(rows, tensors)
 
 
