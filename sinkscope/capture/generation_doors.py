@@ -24,6 +24,29 @@ def set_cache_method(kind: type[Any], name: str, method: Callable[..., Any]) -> 
     setattr(kind, name, method)
 
 
+def growing_layers() -> dict[type[Any], Callable[..., Any]]:
+    """The layers of transformers' caches that grow with every pass, each with its method `update(layer, keys, values)`:
+    it puts these behind those of the layer and returns all of them. A layer with a sliding window then keeps the newest
+    ones alone. Without those whose method somebody has replaced, which may do anything."""
+    from transformers import cache_utils
+
+    names = ("DynamicLayer", "DynamicSlidingWindowLayer")
+    kinds = [part("transformers", cache_utils, f"cache_utils.{name}") for name in names]
+    methods = {kind: part("transformers", kind, f"{kind.__name__}.update") for kind in kinds}
+    return {kind: method for kind, method in methods.items() if _file_of(method) == cache_utils.__file__}
+
+
+def _file_of(function: Any) -> str | None:
+    """The file that holds the code of a function; None for what is no plain function."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else code.co_filename
+
+
+def set_growing(kind: type[Any], method: Callable[..., Any]) -> None:
+    """Gives every layer of this class another method to grow by."""
+    kind.update = method
+
+
 def stopping_test() -> Callable[..., Any]:
     """The method by which `generate` asks after each token which texts have ended: (criteria, ids, scores) -> [B]."""
     from transformers.generation import stopping_criteria

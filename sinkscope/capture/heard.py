@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.growth import Growth
 from sinkscope.capture.kernels.map_walk import AttentionMap, MapRows
 from sinkscope.capture.padded import KEYS, MASKS, OWN, TARGET, Padding, masks_given
 from sinkscope.capture.private_doors import times_written
@@ -236,6 +237,7 @@ class Pass:
         asked: it is heard for this question alone, and not measured.
         shares: the requests of a continuous batch, in the order of their tokens; None where it is no such pass.
         changes: how often modules of the model had come, gone or changed places.
+        growths: how layers of caches grew in it, by the ids of the keys that they gave back.
     """
 
     root: str
@@ -266,6 +268,13 @@ class Pass:
     shares: list[Share] | None = None
     changes: int = 0
     signals: int | None = None
+    growths: dict[int, Growth] = field(default_factory=dict)
+
+    def grown(self, key: Tensor) -> Growth | None:
+        """How the cache of the pass came to a call's keys; None where it is not known."""
+        growth = self.growths.get(id(key))
+        known = growth is not None and any(id(layer) == growth.layer for layer in getattr(self.cache, "layers", ()))
+        return growth if known else None
 
     def let_go(self) -> None:
         """Keeps no tensor of its attention calls any more, nor of the residual stream."""
@@ -273,6 +282,7 @@ class Pass:
             heard.let_go()
         for around in self.around:
             around.given = around.read = around.returned = None
+        self.growths.clear()
 
     @property
     def masks_of_tokens(self) -> dict[str, Tensor]:

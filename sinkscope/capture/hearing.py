@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.growth import Growth
 from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
 from sinkscope.capture.inline.calls import (
     InlineCall,
@@ -135,6 +136,11 @@ class CallHearing:
             return result
 
         return heard
+
+    def grew(self, growth: Growth) -> None:
+        """Notes that a layer of a cache grew."""
+        if self.now is not None:
+            self.now.growths[id(growth.key)] = growth
 
     def _interface(
         self, name: str | None, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], mask: Any,

@@ -141,6 +141,11 @@ class Joined:
         """Whether the first pass made the call `name`."""
         return name in self._sites
 
+    def settle(self) -> None:
+        """The cache is about to change otherwise than by a pass."""
+        for site in self._sites.values():
+            site.settle()
+
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those that the last pass had at `rows`: the cache was put in this order."""
         if not self.passes:
@@ -258,7 +263,8 @@ class Joined:
                 raise SinkscopeError(f"{heard.shown} attended in a later pass over a cache, but not in the first")
             cross = stream_of(self._model, heard.module, False) == "cross"
             self._sites[heard.name] = Steps(heard, cross, self._store)
-        self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live)
+        growth = None if heard.call is None else now.grown(heard.call.key)
+        self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live, growth)
 
     def _check_same(self, now: Pass) -> None:
         missing = self._sites.keys() - {heard.name for heard in now.heard}

@@ -96,12 +96,14 @@ _of_lookups: Listeners[LookupEar] = Listeners(_put_on_lookups)
 
 ORDER, CROP = "reorder_cache", "crop"
 
-CacheEar = Callable[[Any, Tensor | int], None]
-"""Takes a cache, and the number that each sequence which it holds now had before, or how many tokens it took back."""
+CacheEar = Callable[[Any, Tensor | int | None], None]
+"""Takes a cache, and the number that each sequence which it holds now had before, or how many tokens it took back; None
+before it does either."""
 
 
 def cache_changes(ear: CacheEar) -> AbstractContextManager[None]:
-    """Tells `ear` of every such change of transformers' caches in this thread, after it was made, until the end."""
+    """Tells `ear` of every such change of transformers' caches in this thread, before it is made and after, until the
+    end."""
     return _of_caches.joined_by(ear)
 
 
@@ -122,11 +124,13 @@ _of_caches: Listeners[CacheEar] = Listeners(_put_on_caches)
 
 def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def order(self: Any, beam_idx: Tensor) -> Any:
+        _tell(self, None)
         result = method(self, beam_idx)
         _tell(self, beam_idx)
         return result
 
     def crop(self: Any, tokens_to_remove: int) -> Any:
+        _tell(self, None)
         result = method(self, tokens_to_remove)
         _tell(self, abs(int(tokens_to_remove)))
         return result
@@ -134,7 +138,7 @@ def _telling(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return order if name == ORDER else crop
 
 
-def _tell(cache: Any, what: Tensor | int) -> None:
+def _tell(cache: Any, what: Tensor | int | None) -> None:
     for ear in _of_caches.here():
         ear(cache, what)
 

@@ -22,6 +22,7 @@ from sinkscope.capture.axes import channels_last, hidden_given
 from sinkscope.capture.batches import Requests, continuous_batches
 from sinkscope.capture.frames import Frames
 from sinkscope.capture.given import given_digests
+from sinkscope.capture.growth import Growth, cache_growth
 from sinkscope.capture.heard import (
     TOLD,
     Pass,
@@ -116,6 +117,7 @@ class Listener:
         if get_ident() not in self._joined:
             self._joined.add(get_ident())
             stack.enter_context(overheard(self._wrapped))
+            stack.enter_context(cache_growth(self._grew))
             for listening in self._along:
                 stack.enter_context(listening())
 
@@ -358,6 +360,10 @@ class Listener:
 
     def _wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._calls.wrapped(name, function) if get_ident() == self._thread else function
+
+    def _grew(self, growth: Growth) -> None:
+        if get_ident() == self._thread:
+            self._calls.grew(growth)
 
     def _keep_given(self) -> None:
         """Keeps what surrounds the next attention call."""

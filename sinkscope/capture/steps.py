@@ -13,6 +13,7 @@ from torch import Tensor
 from sinkscope.capture.axes import in_one_order
 from sinkscope.capture.call_rows import CallRows
 from sinkscope.capture.calls import AttentionCall, MaskReadings
+from sinkscope.capture.growth import Growth
 from sinkscope.capture.heard import Around, Heard, Onward
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import Visibility, from_spans
@@ -64,11 +65,11 @@ class Steps:
 
     def add(
         self, heard: Heard, around: dict[str, Around], masks: MaskReadings, cached: bool, before: Taking,
-        live: Tensor | None,
+        live: Tensor | None, growth: Growth | None = None,
     ) -> None:  # fmt: skip
         """Adds the rows of a pass. `around`: the calls of modules that this one is in, by their paths. `before`: the
-        passes before it. `live` [B]: the sequences that had not ended; None = all. Raises SinkscopeError where it does
-        not go on where they ended."""
+        passes before it. `live` [B]: the sequences that had not ended; None = all. `growth`: how its cache came to its
+        keys; None where that is not known. Raises SinkscopeError where it does not go on where they ended."""
         call = heard.call
         if not self._sizes and cached and heard.keys != heard.queries:
             self.cross = self.cross or not heard.has_room(masks)
@@ -80,7 +81,7 @@ class Steps:
         if call is None:
             self._add_map(heard, cached, live)
         elif cached:
-            call = self._of_cache(heard, call, masks, before)
+            call = self._of_cache(heard, call, masks, before, growth)
         else:
             call = masks.read(call)
         if call is not None:
@@ -169,7 +170,10 @@ class Steps:
             taken = before.of_next()
             earlier = (self._all_keys(rows, taken)[:, :, :past] for rows in (self._keys, self._values))
             same = self._slots == self._rows and all(map(torch.equal, (key, value), earlier))
-        return self._slots - past if same else 0
+        if not same:
+            return 0
+        self._sums.found(key, value, self._slots - past)
+        return self._slots - past
 
     def take_back(self, taken: list[Taken]) -> None:
         """Goes on with what is taken of the passes so far: the newest tokens left the cache."""
@@ -185,6 +189,10 @@ class Steps:
             self._held.cut(self._rows)
             self._moved = True  # the newest token left need not be in the last slot
 
+    def settle(self) -> None:
+        """The cache is about to change otherwise than by a pass."""
+        self._sums.settle()
+
     def move(self, rows: Tensor) -> None:
         """Goes on with the sequences at `rows` of the last pass."""
         if self._maps is not None:
@@ -193,7 +201,9 @@ class Steps:
         if self._held is not None:
             self._held.move(rows)
 
-    def _of_cache(self, heard: Heard, call: AttentionCall, masks: MaskReadings, passes: Taking) -> AttentionCall:
+    def _of_cache(
+        self, heard: Heard, call: AttentionCall, masks: MaskReadings, passes: Taking, growth: Growth | None
+    ) -> AttentionCall:
         """The call without the keys that a static cache has still to fill; keeps its new keys and their place."""
         before, new, keys = self._rows, heard.queries, heard.keys
         call = masks.read(call if call.bias is None else replace(call, bias=masks.own(call.bias)))
@@ -218,33 +228,35 @@ class Steps:
                 bias=_cut(call.bias, total),
             )  # fmt: skip
             call = masks.read(call) if visible.spans is None else call.with_visible(from_spans(*visible.spans, total))
-        fresh = self._keep(call, passes)
+        fresh = self._keep(call, passes, growth)
         if not self._sizes:  # the cache's own tensors may be written into
             return replace(call, key=fresh[0], value=fresh[1]).with_visible(call.visible)
         if self._nothing is None:  # a slice would keep the keys and values that it is of
             self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
         return replace(call, key=self._nothing[0], value=self._nothing[1], mask=None)
 
-    def _keep(self, call: AttentionCall, passes: Taking) -> tuple[Tensor, Tensor]:
+    def _keep(self, call: AttentionCall, passes: Taking, growth: Growth | None) -> tuple[Tensor, Tensor]:
         """Keeps copies of the new keys and values of a pass, which it returns, and which keys its queries see."""
         new, keys = call.lengths
         past, offset, visible = keys - new, self._rows - (keys - new), call.visible
         dropped = offset > 0 and past != self._rolling and not windowed(call, self._rows)
         anew = (self._held is not None or dropped) and self._find(call, past, passes)
         if past > 0 and not anew and self._sizes:
-            changed = self._sums.changed(call.key, call.value, past)
+            changed = self._sums.changed(call.key, call.value, past, growth)
             # On an accelerator the answer is waited for in the second pass alone: most presses act after the first.
-            if changed is None or len(self._sizes) == 1 or changed.device.type == "cpu":
-                anew = (changed is None or bool(changed)) and self._find(call, past, passes, changed=True)
-            else:
+            if isinstance(changed, Tensor) and (changed.device.type == "cpu" or len(self._sizes) == 1):
+                changed = bool(changed)
+            if isinstance(changed, Tensor):
                 self.changed.append(changed)
+            else:
+                anew = changed is not False and self._find(call, past, passes, changed=True)
         if self._held is not None:
             ends = torch.arange(self._rows + 1, self._rows + new + 1, device=call.query.device).view(1, 1, -1)
             offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
         fresh = call.key[:, :, past:].clone(), call.value[:, :, past:].clone()
         if self._held is not None:
             self._held.grow(*fresh)
-        self._sums.keep(call.key, call.value)
+        self._sums.keep(call.key, call.value, growth)
         self._slots = keys
         self._add_keys(*fresh)
         self._calls.add_visible(visible, offset)

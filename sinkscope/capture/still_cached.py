@@ -16,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from sinkscope.capture.calls import AttentionCall
+from sinkscope.capture.growth import Growth, Slots
 from sinkscope.capture.kernels.attend import read
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.errors import SinkscopeError
@@ -251,7 +252,8 @@ class StillCached:
 
 
 class SlotSums:
-    """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers.
+    """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers; or,
+    from the second pass on, by the tensors themselves, where the cache is known to have grown out of them alone.
 
     Such a sum is exact in any order, and takes less memory than a copy. Some changes of a single slot leave it as it
     was: words of 64 bits that change places, or the signs of two numbers at the upper ends of such words.
@@ -260,10 +262,18 @@ class SlotSums:
     def __init__(self) -> None:
         self._sums: Tensor | None = None
         self._read: tuple[Tensor, Tensor] | None = None
+        self._left: Slots | None = None
+        self._grows: bool | None = None
 
-    def changed(self, keys: Tensor, values: Tensor, past: int) -> Tensor | None:
+    def changed(self, keys: Tensor, values: Tensor, past: int, growth: Growth | None = None) -> Tensor | bool | None:
         """Whether the `past` first slots, (B, G, n, d), hold anything else than the newest `past` slots did after the
-        last pass: one truth, on the tensors' device. None where there were fewer slots, or other sequences."""
+        last pass: one truth, on the tensors' device where the slots were read. None where there were fewer slots, or
+        other sequences, or where it is not known. `growth`: how the cache came to these slots."""
+        if self._grows is not False and self._left is not None:
+            before = None if growth is None or not growth.is_of(keys, values) else growth.before
+            self._grows = before is not None and before.count == past and self._left.same(before)
+            if self._grows:
+                return False
         now = _slot_sums(keys, values)
         self._read, sums = (keys, now), now[..., :past]
         if self._sums is None or self._sums[..., -past:].shape != sums.shape:
@@ -290,10 +300,29 @@ class SlotSums:
         stays[stays.clone()] = same[places[stays], places[stays]]
         return torch.where(stays, places, found)
 
-    def keep(self, keys: Tensor, values: Tensor) -> None:
-        """Notes the slots after a pass: their sums are known where `changed` was asked of the same keys."""
+    def keep(self, keys: Tensor, values: Tensor, growth: Growth | None = None) -> None:
+        """Notes the slots after a pass: their sums are known where `changed` was asked of the same keys, and not needed
+        where the cache grew so far."""
         read, self._read = self._read, None
-        self._sums = read[1] if read is not None and read[0] is keys else _slot_sums(keys, values)
+        known = self._grows is not False and growth is not None and growth.is_of(keys, values)
+        self._left = growth.left if known and growth is not None else None
+        if self._left is not None and self._grows:
+            self._sums = None
+        else:
+            self._sums = read[1] if read is not None and read[0] is keys else _slot_sums(keys, values)
+
+    def settle(self) -> None:
+        """Reads the slots that the cache still holds, if it was not done: others are about to take their place."""
+        if self._sums is None and self._left is not None:
+            keys, values = self._left.key.unwritten, self._left.value.unwritten
+            self._sums = None if keys is None or values is None else _slot_sums(keys, values)
+        self._left, self._grows = None, False
+
+    def found(self, keys: Tensor, values: Tensor, lost: int) -> None:
+        """The slots still hold what they did, but for the newest, of which so many are lost."""
+        if self._sums is None:
+            self._sums = torch.nn.functional.pad(_slot_sums(keys, values), (0, lost))
+        self._left, self._grows = None, False
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""

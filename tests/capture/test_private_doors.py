@@ -38,6 +38,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    cache_utils,
     masking_utils,
     modeling_utils,
     pytorch_utils,
@@ -119,6 +120,38 @@ def test_caches_are_changed_through_their_methods(name: str) -> None:
             written_doors.set_cache_method(kind, name, method)
     assert called[:2] == [inner, outer]
     assert written_doors.cache_methods(name) == before
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_layer_that_grows_gives_back_its_slots_and_the_new_ones(window: int | None) -> None:
+    [kind] = [kind for kind in written_doors.growing_layers() if ("Sliding" in kind.__name__) == (window is not None)]
+    layer = kind() if window is None else kind(sliding_window=window)
+    held = torch.zeros(1, 2, 0, 3)
+    for count in (2, 3, 1):
+        new = torch.randn(1, 2, count, 3)
+        keys, values = layer.update(new, -new)
+        assert torch.equal(keys, torch.cat([held, new], 2))
+        assert torch.equal(values, -keys)
+        held = keys if window is None else keys[:, :, 1 - window :]
+        assert torch.equal(layer.keys, held)
+        assert torch.equal(layer.values, -held)
+
+
+def test_layers_that_grow_are_changed_through_their_method() -> None:
+    before, called = written_doors.growing_layers(), []
+    for kind, method in before.items():
+        written_doors.set_growing(
+            kind, lambda layer, *given, method=method: called.append(layer) or method(layer, *given)
+        )
+    layer = DynamicCache().layer_class_to_replicate()
+    try:
+        layer.update(*torch.randn(2, 1, 2, 3, 4))
+        assert not written_doors.growing_layers(), "another's methods may do anything"
+    finally:
+        for kind, method in before.items():
+            written_doors.set_growing(kind, method)
+    assert called == [layer]
+    assert written_doors.growing_layers() == before
 
 
 def test_generate_asks_after_each_token_which_texts_have_ended() -> None:
@@ -643,6 +676,8 @@ GONE: list[tuple[str, str, Break, Callable[[], Any]]] = [
     ("transformers", "ContinuousBatchProcessor.model_runner", WHOLE, lambda: written_doors.replayed(SimpleNamespace())),
     ("transformers", "ContinuousBatchProcessor.scheduler", WHOLE,
      lambda: written_doors.under_way(SimpleNamespace(), "request")),
+    ("transformers", "cache_utils.DynamicSlidingWindowLayer",
+     lambda patch: remove(patch, cache_utils, "DynamicSlidingWindowLayer"), written_doors.growing_layers),
     ("transformers", "PreTrainedModel._supports_sdpa",
      lambda patch: remove(patch, PreTrainedModel, "_supports_sdpa"), lambda: doors.has_sdpa(None)),
     ("transformers", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",

@@ -290,14 +290,16 @@ class Follower:
             self.leave_out(f"{BROKEN}: its sequences were left out")
         self._forget(now)
 
-    def _changed(self, cache: Any, what: Tensor | int) -> None:
-        """Told of what is done to a cache between two passes."""
+    def _changed(self, cache: Any, what: Tensor | int | None) -> None:
+        """Told of what is done to a cache between two passes, and before that (None)."""
         reference, joined, _ = self._open.get(id(cache), (None, None, ""))
         if joined is None or reference is None or reference() is not cache:
             return
         try:
             with undisturbing():
-                if isinstance(what, int):
+                if what is None:
+                    joined.settle()
+                elif isinstance(what, int):
                     joined.take_back(what)
                 else:
                     joined.move(what.detach().clone())

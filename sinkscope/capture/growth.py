@@ -1,0 +1,147 @@
+"""Tells that a layer of a cache was only added to: it still held the tensors that the last pass left in it, and nothing
+was written into them. Then its slots need no reading."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.capture.generation_doors import growing_layers, set_growing
+from sinkscope.capture.listeners import Listeners
+from sinkscope.capture.private_doors import times_written
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """A tensor as it was, which this does not keep alive. Python gives one and the same reference to a tensor."""
+
+    reference: weakref.ref[Tensor]
+    written: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Mark:
+        """The mark of a tensor."""
+        return cls(weakref.ref(tensor), times_written(tensor))
+
+    @property
+    def unwritten(self) -> Tensor | None:
+        """The tensor; None where it is gone, or where something was written into it since."""
+        tensor = self.reference()
+        return tensor if tensor is not None and times_written(tensor) == self.written else None
+
+    def same(self, other: Mark) -> bool:
+        """Whether the other is of the same tensor, and nothing was written into it in between."""
+        return self.reference is other.reference and self.written == other.written
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """The marks of the keys and values (B, G, `count`, d) that a layer held."""
+
+    key: Mark
+    value: Mark
+    count: int
+
+    @classmethod
+    def of(cls, layer: Any) -> Slots | None:
+        """Those of a layer now; None where it is empty, or where torch does not count what is written."""
+        key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.dim() != 4 or value.dim() != 4:
+            return None
+        if key.is_inference() or value.is_inference() or key.shape[2] != value.shape[2]:
+            return None
+        return cls(Mark.of(key), Mark.of(value), key.shape[2])
+
+    def same(self, other: Slots | None) -> bool:
+        """Whether the other ones are these, unchanged."""
+        return other is not None and self.key.same(other.key) and self.value.same(other.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """What transformers did when it put a pass's keys and values behind those of a layer.
+
+    `layer`: the layer's id. `key`, `value`: what the pass attends to, `written` times each. `before`: the slots that
+    are its first ones; None where the layer was empty. `left`: the slots that the layer holds now, where they are the
+    newest of `key` and `value`; else None.
+    """
+
+    layer: int
+    key: Tensor
+    value: Tensor
+    written: tuple[int, int]
+    before: Slots | None
+    left: Slots | None
+
+    def is_of(self, key: Tensor, value: Tensor) -> bool:
+        """Whether a call attended with these tensors, into which nothing was written."""
+        same = key is self.key and value is self.value
+        return same and self.written == (times_written(key), times_written(value))
+
+
+GrowthEar = Callable[[Growth], None]
+
+
+def cache_growth(ear: GrowthEar) -> AbstractContextManager[None]:
+    """Tells `ear` of every layer of transformers' growing caches to which a pass adds in this thread, until the end."""
+    return _listeners.joined_by(ear)
+
+
+def _put() -> Callable[[], None]:
+    plain = growing_layers()
+    for kind, method in plain.items():
+        set_growing(kind, _telling(kind, method))
+
+    def back() -> None:
+        for kind, method in plain.items():
+            set_growing(kind, method)
+
+    return back
+
+
+_listeners: Listeners[GrowthEar] = Listeners(_put)
+
+
+def _telling(kind: type[Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def update(self: Any, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is not kind or torch.compiler.is_compiling() or not (ears := _listeners.here()):
+            return method(self, key_states, value_states, *args, **kwargs)
+        before = Slots.of(self)
+        result = method(self, key_states, value_states, *args, **kwargs)
+        growth = _growth(self, before, key_states.shape[-2], result)
+        if growth is not None:
+            for ear in ears:
+                ear(growth)
+        return result
+
+    return update
+
+
+def _growth(layer: Any, before: Slots | None, new: int, result: Any) -> Growth | None:
+    """None where the layer gave back something else than its slots and the new ones behind them."""
+    key, value = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    left = Slots.of(layer)
+    if left is None or not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.dim() != 4:
+        return None
+    if key.shape[2] != (0 if before is None else before.count) + new:
+        return None
+    newest = _are_newest(layer.keys, key) and _are_newest(layer.values, value)
+    written = times_written(key), times_written(value)
+    return Growth(id(layer), key, value, written, before, left if newest else None)
+
+
+def _are_newest(held: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor is another one, or shows the memory of its last slots."""
+    if held is whole:
+        return True
+    first = (whole.shape[2] - held.shape[2]) * whole.stride(2) * whole.element_size()
+    place = held.data_ptr() - whole.data_ptr()
+    return (held.stride(), held.dtype, place) == (whole.stride(), whole.dtype, first)
