@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
@@ -61,6 +61,9 @@ class Lookup(Generic[T]):
 
         Raises SinkscopeError where nothing or more than one thing has that name, and where a package does not load.
         """
+        ours = name in self._built_in or name in self._declared
+        if ours and name in self._loaded and name not in self._installed:
+            return self._loaded[name]
         owners = self.owners(name)
         if not owners:
             names = list(self)
@@ -76,6 +79,14 @@ class Lookup(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._declared or name in self._installed
+
+    def among(self, names: Collection[str]) -> list[str]:
+        """Those of these names that it has, in its own order."""
+        ours, installed = [*self._built_in, *self._declared], self._installed
+        return [
+            *(name for name in ours if name in names),
+            *sorted(name for name in names if name in installed and name not in ours),
+        ]
 
     @property
     def declared(self) -> tuple[str, ...]:

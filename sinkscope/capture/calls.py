@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,11 +60,9 @@ class AttentionCall:
         Whoever computes a call names the fields that it understands, so that a field which is added later, here or in a
         subclass, is never left out in silence.
         """
-        return [
-            entry.name
-            for entry in fields(self)
-            if entry.init and entry.name not in understood and not _is_default(getattr(self, entry.name), entry)
-        ]
+        kind: Any = type(self)
+        others = [entry for entry in _given(kind) if entry.name not in understood]
+        return [entry.name for entry in others if not _is_default(getattr(self, entry.name), entry)]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -111,6 +110,12 @@ def _keep(call: AttentionCall, visible: Visibility) -> None:
     object.__setattr__(call, "_visible", visible)  # the way that dataclasses document for a frozen record's own fields
 
 
+@cache
+def _given(kind: Any) -> tuple[Field[Any], ...]:
+    """The fields that a call is made with."""
+    return tuple(entry for entry in fields(kind) if entry.init)
+
+
 def _is_default(value: Any, field: Field[Any]) -> bool:
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if value is default:
@@ -139,11 +144,15 @@ class MaskReadings:
     def read(self, call: AttentionCall, whole: Tensor | None = None, row: int | None = None) -> AttentionCall:
         """Returns `call` with its mask read. Where it was cut out of a padded batch, `whole` is the batch's mask and
         `row` the sequence's index."""
+        return call.with_visible(self.visible(call, whole, row))
+
+    def visible(self, call: AttentionCall, whole: Tensor | None = None, row: int | None = None) -> Visibility:
+        """What `read` reads."""
         owner = call.mask if whole is None else whole
         key = (identity(owner), row, call.causal, *call.lengths, call.query.device)
         if key not in self._kept:
             self._kept[key] = (owner, call.visible)
-        return call.with_visible(self._kept[key][1])
+        return self._kept[key][1]
 
 
 # A call's mask with some more keys hidden, made in strips on demand: never T x T.

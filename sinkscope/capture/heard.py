@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -172,7 +173,7 @@ class Heard:
     of_tokens: Tensor | None = None
     steered: str | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """As the site will be called."""
         return call_name(self.module, self.number)
@@ -270,11 +271,11 @@ class Pass:
     signals: int | None = None
     growths: dict[int, Growth] = field(default_factory=dict)
 
-    def grown(self, key: Tensor) -> Growth | None:
-        """How the cache of the pass came to a call's keys; None where it is not known."""
-        growth = self.growths.get(id(key))
-        known = growth is not None and any(id(layer) == growth.layer for layer in getattr(self.cache, "layers", ()))
-        return growth if known else None
+    @property
+    def grown(self) -> dict[int, Growth]:
+        """How the layers of its own cache grew."""
+        layers = {id(layer) for layer in getattr(self.cache, "layers", ())}
+        return {key: growth for key, growth in self.growths.items() if growth.layer in layers}
 
     def let_go(self) -> None:
         """Keeps no tensor of its attention calls any more, nor of the residual stream."""
@@ -348,8 +349,9 @@ def not_followed(name: str, queries: int) -> str:
 
 def detached(record: Record) -> Record:
     """The record of a call with its tensors detached; itself where no gradient flows."""
-    tensors = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
-    changes: dict[str, Any] = {name: value.detach() for name, value in tensors.items() if value.requires_grad}
+    values = vars(record)
+    grows = [name for name, value in values.items() if isinstance(value, Tensor) and value.requires_grad]
+    changes: dict[str, Any] = {name: values[name].detach() for name in grows}
     return replace(record, **changes) if changes else record
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
-from sinkscope.capture.heard import Heard, Onward, Pass
+from sinkscope.capture.growth import Growth
+from sinkscope.capture.heard import Around, Heard, Onward, Pass
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order
 from sinkscope.capture.rows import Store
-from sinkscope.capture.sites import place_of, shown_name, stream_of
+from sinkscope.capture.sites import may_be_block, place_of, shown_name, stream_of
 from sinkscope.capture.steps import Steps
 from sinkscope.capture.still_cached import Taking
 from sinkscope.capture.views import Span
@@ -48,6 +49,7 @@ class Joined:
         self._by_interface = True
         self._idle: frozenset[str] | None = None
         self._told: set[str] = set()
+        self._blocks: dict[str, bool] = {}
         self._masks: dict[str, tuple[int, Tensor]] = {}
         self._moved: Tensor | None = None
         self._ended: list[Tensor] = []
@@ -177,13 +179,19 @@ class Joined:
                     heard.call = self._sites[heard.name].grouped(heard.call)
             self._take_back_slices(now)
             self._cut_ids(now)
-        live = self._live(now)
+        live, grown = self._live(now), now.grown
         masks = MaskReadings()
         self._adding = True
-        for number, heard in enumerate(now.heard):
+        around: list[dict[str, Around]] = [{} for _ in now.heard]
+        for record in now.around:
+            for number in range(record.first, record.past):
+                if record.path == now.heard[number].module or self._may_be_block(record.path):
+                    around[number][record.path] = record
+        for heard, surrounding in zip(now.heard, around, strict=True):
             if heard.changed:
                 raise SinkscopeError(f"{heard.shown} writes into the tensors that it attends with: they cannot be read")
-            self._add(heard, now, number, masks, live)
+            growth = None if heard.call is None else grown.get(id(heard.call.key))
+            self._add(heard, now, surrounding, masks, live, growth)
         if self.passes:
             self._check_same(now)
         self._taking.add(_tokens(now) if now.heard else 0)
@@ -192,7 +200,8 @@ class Joined:
         if self._idle is None:
             self._by_interface &= not now.unmatched and all(heard.path == INTERFACE for heard in now.heard)
             self._told |= {around.path for around in now.around}
-            self._told |= {around.reader for around in now.around if around.reader is not None}
+            attending = {heard.module for heard in now.heard}
+            self._told |= {around.reader for around in now.around if around.reader and around.path in attending}
             self._told |= {heard.projection for heard in now.heard if heard.projection is not None}
             self._entered |= now.entered
         self._note(now)
@@ -256,15 +265,21 @@ class Joined:
         if len(counts) == 1 and (count := counts.pop()):
             self.take_back(count)
 
-    def _add(self, heard: Heard, now: Pass, number: int, masks: MaskReadings, live: Tensor | None) -> None:
-        around = {record.path: record for record in now.around if record.first <= number < record.past}
+    def _add(
+        self, heard: Heard, now: Pass, around: dict[str, Around], masks: MaskReadings, live: Tensor | None,
+        growth: Growth | None,
+    ) -> None:  # fmt: skip
         if heard.name not in self._sites:
             if self.passes:
                 raise SinkscopeError(f"{heard.shown} attended in a later pass over a cache, but not in the first")
             cross = stream_of(self._model, heard.module, False) == "cross"
-            self._sites[heard.name] = Steps(heard, cross, self._store)
-        growth = None if heard.call is None else now.grown(heard.call.key)
+            self._sites[heard.name] = Steps(heard, cross, self._store, self._may_be_block(heard.module))
         self._sites[heard.name].add(heard, around, masks, now.cache is not None, self._taking, live, growth)
+
+    def _may_be_block(self, path: str) -> bool:
+        if path not in self._blocks:
+            self._blocks[path] = may_be_block(self._model, path)
+        return self._blocks[path]
 
     def _check_same(self, now: Pass) -> None:
         missing = self._sites.keys() - {heard.name for heard in now.heard}

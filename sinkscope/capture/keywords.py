@@ -57,10 +57,8 @@ def attention_keyword(name: str) -> Callable[[Keyword], Keyword]:
 def with_keywords(call: AttentionCall, given: Mapping[str, Any]) -> AttentionCall:
     """Applies every declared keyword that the model passed; a value of None counts as not passed. Raises SinkscopeError
     where the package that declares one of them does not load, or its function fails or returns no call."""
-    for name in KEYWORDS:
-        value = given.get(name)
-        if value is not None:
-            call = KEYWORDS[name](call, value) if name in _OWN else _of_others(name, call, value)
+    for name in KEYWORDS.among({name for name, value in given.items() if value is not None}):
+        call = KEYWORDS[name](call, given[name]) if name in _OWN else _of_others(name, call, given[name])
     return call
 
 

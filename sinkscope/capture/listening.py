@@ -228,7 +228,9 @@ class Listener:
                 return
             if now.idle is None and not blocks:
                 now.entered.add(name)
-            frame.given, frame.inputs = hidden_given(args, kwargs), (args, kwargs)
+            frame.given = hidden_given(args, kwargs)
+            if now.idle is None:  # of steps, nothing is asked that this would tell
+                frame.inputs = args, kwargs
             if last is not None:
                 self._frames.tell_axis(name, frame.given, last)
             if not function:

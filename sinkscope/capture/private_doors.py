@@ -262,12 +262,14 @@ def empty_wrapper(kind: type[Any], shape: list[int], dtype: torch.dtype, device:
 
 def times_written(tensor: Tensor) -> int:
     """How often a tensor has been written into; 0 where torch does not count (inference mode)."""
-    if tensor.is_inference():
-        return 0
     try:  # `part` takes five times as long, and a watched step asks this a dozen times in every layer
         return tensor._version
     except AttributeError:
         raise moved("torch", "Tensor._version") from None
+    except RuntimeError:
+        if tensor.is_inference():
+            return 0
+        raise
 
 
 def in_backward() -> bool:

@@ -105,19 +105,19 @@ class Rows:
         self._missing = True
         self._loose, self._runs = [], []
 
-    def take_loose(self) -> tuple[Tensor, Kept | None] | None:
-        """Hands over the tensor of the last pass, and what tells whether something is written into it; None where they
-        were let go."""
+    def take_loose(self) -> tuple[Rows, Tensor, Kept | None] | None:
+        """Hands over the tensor of the last pass, with these rows and what tells whether something is written into it;
+        None where they were let go."""
         if not self._loose:
             return None
         kept = self._loose.pop()
         if not isinstance(kept, Kept):
-            return kept, None
+            return self, kept, None
         tensor = kept.unwritten
         if tensor is None:
             self.let_go()
             return None
-        return tensor, kept
+        return self, tensor, kept
 
     def go_on(self, column: _Column, run: _Run) -> None:
         """The tensors of the next passes are in `column`."""
@@ -140,18 +140,18 @@ class Store:
 
     def pack(self) -> None:
         """Puts the tensors of a pass that has ended into a table, full tables on the shelf."""
-        owners, tensors = list[Rows](), list[Tensor]()
+        taken, self._taken[:] = [rows.take_loose() for rows in self._taken], []
+        found = [each for each in taken if each is not None]
+        owners, tensors = [each[0] for each in found], [each[1] for each in found]
         with torch.no_grad(), torch.inference_mode(False):
-            for rows in self._taken:
-                if (found := rows.take_loose()) is not None:
-                    tensor, kept = found
-                    if type(tensor) is Tensor and tensor.nbytes <= SMALL:
-                        owners.append(rows)
-                        tensors.append(tensor)
-                    else:  # what libraries make of tensors may not be copied so
-                        rows.go_on(self._apart(tensor, kept), _Run(0, 1))
-            self._taken.clear()
-            table = self._table(owners, tensors) if tensors else None
+            table = self._last
+            if table is None or not table.fits(owners, tensors):
+                small = [each for each in found if are_copied(each[1])]
+                for owner, tensor, kept in found:
+                    if not are_copied(tensor):
+                        owner.go_on(self._apart(tensor, kept), _Run(0, 1))
+                owners, tensors = [each[0] for each in small], [each[1] for each in small]
+                table = self._table(owners, tensors) if tensors else None
             if table is not None:
                 table.add(tensors, table is self._last)
             self._last = table
@@ -162,13 +162,11 @@ class Store:
 
     def _table(self, owners: list[Rows], tensors: list[Tensor]) -> _Table:
         """The table for the tensors of a pass."""
-        if self._last is not None and self._last.fits(owners, tensors):
-            return self._last
         table = next((table for table in self._tables if table.fits(owners, tensors)), None)
         if table is None:
-            kinds = tuple([_kind(tensor) for tensor in tensors])
-            table = _Table(owners, tensors, kinds, self._shelf, kinds in self._met)
-            self._met.add(kinds)
+            kinds: list[_Kind] = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+            table = _Table(owners, tensors, kinds, self._shelf, tuple(kinds) in self._met)
+            self._met.add(tuple(kinds))
         else:
             self._tables.remove(table)
         if len(self._tables) == OPEN:  # the one that was used longest ago
@@ -184,7 +182,7 @@ class _Table:
     `often`: such passes came before. The first is most often a prompt, whose shapes no other has: it gets one row."""
 
     def __init__(
-        self, owners: list[Rows], tensors: list[Tensor], kinds: tuple[_Kind, ...], shelf: Shelf, often: bool
+        self, owners: list[Rows], tensors: list[Tensor], kinds: list[_Kind], shelf: Shelf, often: bool
     ) -> None:
         self._owners, self._kinds, self._shelf, self._often = owners, kinds, shelf, often
         first: dict[_Memory, int] = {}
@@ -202,10 +200,9 @@ class _Table:
 
     def fits(self, owners: list[Rows], tensors: list[Tensor]) -> bool:
         """Whether the tensors of a pass go into a row."""
-        if owners != self._owners or any(
-            tensor.shape != shape or tensor.dtype != dtype or tensor.device != device
-            for tensor, (shape, dtype, device) in zip(tensors, self._kinds, strict=True)
-        ):
+        if owners != self._owners or not all(type(tensor) is Tensor for tensor in tensors):
+            return False
+        if [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] != self._kinds:
             return False
         return all(_share_memory(tensors[number], tensors[place]) for number, place in self._twins)
 
@@ -244,8 +241,9 @@ class _Table:
             column.close(self._count, self._shelf)
 
 
-def _kind(tensor: Tensor) -> _Kind:
-    return tensor.shape, tensor.dtype, tensor.device
+def are_copied(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor are copied where its pass ends; others stay where they are."""
+    return type(tensor) is Tensor and tensor.nbytes <= SMALL
 
 
 def _memory(tensor: Tensor) -> _Memory:

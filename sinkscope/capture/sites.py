@@ -185,6 +185,12 @@ def block_of(model: nn.Module, path: str, attention_paths: Iterable[str]) -> tup
     return branch or outermost or attribute
 
 
+def may_be_block(model: nn.Module, path: str) -> bool:
+    """Whether `block_of` may give this path, whichever modules attend: the module stands in a row of numbered ones."""
+    parent, _, name = path.rpartition(".")
+    return bool(name) and name in _numbered(model.get_submodule(parent), name)
+
+
 def is_torch_attention(model: nn.Module, path: str) -> bool:
     """Whether a module is torch's own attention, which applies its output projection itself."""
     return isinstance(model.get_submodule(path), nn.MultiheadAttention)

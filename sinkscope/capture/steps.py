@@ -18,7 +18,7 @@ from sinkscope.capture.heard import Around, Heard, Onward
 from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import Visibility, from_spans
 from sinkscope.capture.plan import INTERFACE
-from sinkscope.capture.rows import Rows, Store
+from sinkscope.capture.rows import Rows, Store, are_copied
 from sinkscope.capture.still_cached import (
     SlotSums,
     StillCached,
@@ -35,15 +35,17 @@ from sinkscope.capture.wholes import Outline, Whole
 from sinkscope.errors import SinkscopeError
 
 KEYS = ("key", "value")
-OF_CALL = ("query", "output", "projected")
+OF_CALL = ("output", "projected")
+BLOCK = ("given", "returned")
 OF_MAP = ("query", *KEYS, "output", "projected", "of_tokens")
 """What is kept of each pass of a call whose tensors were seen, and of one whose map was."""
 
 
 class Steps:
-    """The rows of one attention call so far, kept in `store`. `cross`: its keys are another text's."""
+    """The rows of one attention call so far, kept in `store`. `cross`: its keys are another text's. `may_be_block`: its
+    own module may be the block that it is in."""
 
-    def __init__(self, heard: Heard, cross: bool, store: Store) -> None:
+    def __init__(self, heard: Heard, cross: bool, store: Store, may_be_block: bool) -> None:
         self.name, self.module, self.cross, self.named_cross = heard.shown, heard.module, cross, cross
         self.changed: list[Tensor] = []
         self._first = heard
@@ -51,9 +53,9 @@ class Steps:
         self._own: dict[str, Rows] = defaultdict(store.rows)
         self._around: dict[tuple[str, str], Rows] = defaultdict(store.rows)
         self._channels_last: bool | None = None
+        self._may_be_block = may_be_block
         self._reads_channels = heard.path == INTERFACE or heard.projected is not None
         self._calls = CallRows(heard.shown, store)
-        self._nothing: tuple[Tensor, Tensor] | None = None
         self._keys, self._values = store.rows(), store.rows()
         self._key_sizes: tuple[int, int] | None = None
         self._sums = SlotSums()
@@ -91,7 +93,7 @@ class Steps:
             if not (self._sizes and self._of_another_text(name)):  # its keys come with the first pass alone
                 self._own[name].add(getattr(heard, name))
         for path, record in around.items():
-            for name in ("given", "returned", "read") if path == self.module else ("given", "returned"):
+            for name in BLOCK if path != self.module else (*BLOCK, "read") if self._may_be_block else ("read",):
                 if (kept := getattr(record, name)) is not None:  # of outer modules, most often none is
                     self._around[path, name].add(kept)
             if self._channels_last is None and path == self.module:
@@ -204,10 +206,11 @@ class Steps:
     def _of_cache(
         self, heard: Heard, call: AttentionCall, masks: MaskReadings, passes: Taking, growth: Growth | None
     ) -> AttentionCall:
-        """The call without the keys that a static cache has still to fill; keeps its new keys and their place."""
+        """Keeps the new keys of a call, and their place. Returns the call, the first one without the keys that a static
+        cache has still to fill."""
         before, new, keys = self._rows, heard.queries, heard.keys
-        call = masks.read(call if call.bias is None else replace(call, bias=masks.own(call.bias)))
-        visible = call.visible
+        call = call if call.bias is None else replace(call, bias=masks.own(call.bias))
+        visible = masks.visible(call)
         if self.cross:
             if self._key_sizes is not None and keys != self._key_sizes[1]:
                 raise SinkscopeError(
@@ -227,20 +230,20 @@ class Steps:
                 call, key=call.key[:, :, :total], value=call.value[:, :, :total], mask=_cut(call.mask, total),
                 bias=_cut(call.bias, total),
             )  # fmt: skip
-            call = masks.read(call) if visible.spans is None else call.with_visible(from_spans(*visible.spans, total))
-        fresh = self._keep(call, passes, growth)
-        if not self._sizes:  # the cache's own tensors may be written into
-            return replace(call, key=fresh[0], value=fresh[1]).with_visible(call.visible)
-        if self._nothing is None:  # a slice would keep the keys and values that it is of
-            self._nothing = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()
-        return replace(call, key=self._nothing[0], value=self._nothing[1], mask=None)
+            visible = masks.visible(call) if visible.spans is None else from_spans(*visible.spans, total)
+        fresh = self._keep(call, visible, passes, growth)
+        if self._sizes:
+            return call
+        return replace(call, key=fresh[0], value=fresh[1]).with_visible(visible)
 
-    def _keep(self, call: AttentionCall, passes: Taking, growth: Growth | None) -> tuple[Tensor, Tensor]:
-        """Keeps copies of the new keys and values of a pass, which it returns, and which keys its queries see."""
+    def _keep(
+        self, call: AttentionCall, visible: Visibility, passes: Taking, growth: Growth | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keeps the new keys and values of a pass, which it returns, and which keys its queries see."""
         new, keys = call.lengths
-        past, offset, visible = keys - new, self._rows - (keys - new), call.visible
+        past, offset = keys - new, self._rows - (keys - new)
         dropped = offset > 0 and past != self._rolling and not windowed(call, self._rows)
-        anew = (self._held is not None or dropped) and self._find(call, past, passes)
+        anew = (self._held is not None or dropped) and self._find(call, visible, past, passes)
         if past > 0 and not anew and self._sizes:
             changed = self._sums.changed(call.key, call.value, past, growth)
             # On an accelerator the answer is waited for in the second pass alone: most presses act after the first.
@@ -249,11 +252,13 @@ class Steps:
             if isinstance(changed, Tensor):
                 self.changed.append(changed)
             else:
-                anew = changed is not False and self._find(call, past, passes, changed=True)
+                anew = changed is not False and self._find(call, visible, past, passes, changed=True)
         if self._held is not None:
             ends = torch.arange(self._rows + 1, self._rows + new + 1, device=call.query.device).view(1, 1, -1)
             offset, visible = 0, from_spans(torch.zeros_like(ends), ends, self._rows + new)
-        fresh = call.key[:, :, past:].clone(), call.value[:, :, past:].clone()
+        fresh = call.key[:, :, past:], call.value[:, :, past:]
+        if not self._sizes or not all(map(are_copied, fresh)):  # the cache's own tensors may be written into
+            fresh = fresh[0].clone(), fresh[1].clone()
         if self._held is not None:
             self._held.grow(*fresh)
         self._sums.keep(call.key, call.value, growth)
@@ -262,11 +267,11 @@ class Steps:
         self._calls.add_visible(visible, offset)
         return fresh
 
-    def _find(self, call: AttentionCall, past: int, passes: Taking, changed: bool = False) -> bool:
+    def _find(self, call: AttentionCall, visible: Visibility, past: int, passes: Taking, changed: bool = False) -> bool:
         """Finds out whose keys the `past` slots of a cache hold, where these may be others than before. `changed`: they
         are known to be others. Returns whether it did.
         """
-        first = first_seen(call.visible, past, self.name)
+        first = first_seen(visible, past, self.name)
         known = self._held is not None and past == self._slots and not self._moved and not self._held.foreign
         if known and not changed and not bool((first > 0).any()):
             return False
@@ -279,7 +284,7 @@ class Steps:
         window = self._rolling if call.window is None else call.window - 1
         gone = self._slots - past if window is None else min(self._slots, window) - past
         slots = call.key[:, :, :past], call.value[:, :, :past]
-        self._held.keep(*slots, first, gone, lambda: weighs(call, past), self.name)
+        self._held.keep(*slots, first, gone, lambda: weighs(call.with_visible(visible), past), self.name)
         if fresh and newest(self._held, past):
             self._held = None
             if past < self._rows:  # a sliding window that the model does not name
@@ -321,8 +326,8 @@ class Steps:
         if len(self._sizes) == 1 and taken[0].tokens is None:
             call = self._calls.first
             return Outline(
-                first, *call.lengths, self.named_cross, call.visible, None, call, self._own["query"].shape,
-                call.value.shape, lambda: call.key, partial(self._load_one, call, taken),
+                first, *call.lengths, self.named_cross, call.visible, None, call, call.query.shape, call.value.shape,
+                lambda: call.key, partial(self._load_one, call, taken),
             )  # fmt: skip
         queries, one = self._tokens_in(taken), self._calls.one
         keys = self._key_sizes[1] if self.cross and self._key_sizes is not None else queries
@@ -342,8 +347,8 @@ class Steps:
 
     def _load_one(self, call: AttentionCall, taken: list[Taken]) -> Whole:
         """The rows of the only pass, which stay where they are."""
-        query, output, read_next = (self._rows_of(name, taken) for name in OF_CALL)
-        return Whole(call, query, call.key, call.value, output, read_next, partial(self._stream, taken))
+        output, read_next = (self._rows_of(name, taken) for name in OF_CALL)
+        return Whole(call, call.query, call.key, call.value, output, read_next, partial(self._stream, taken))
 
     def _load(self, visible: Visibility, known: dict[tuple[object, ...], object], taken: list[Taken]) -> Whole:
         key, value = self._all_keys(self._keys, taken), self._all_keys(self._values, taken)
