@@ -6,7 +6,8 @@ Every tensor is detached, and kept by reference. Where something was written int
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -67,6 +68,8 @@ class Kept:
     def of(cls, tensor: Tensor) -> Kept:
         """Keeps a tensor as it is; torch counts no writes in inference mode."""
         written = times_written(tensor)
+        if _AS_OF:
+            written = _AS_OF.get(tensor.untyped_storage().data_ptr(), written)
         part = written > 0 and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
         return cls(tensor.detach() if tensor.requires_grad else tensor, written, bit_sums(tensor) if part else None)
 
@@ -85,6 +88,23 @@ class Kept:
         if not same and self.sums is not None:
             same = torch.equal(bit_sums(self.tensor), self.sums)
         return self.tensor if same else None
+
+
+_AS_OF: dict[int, int] = {}
+"""How often tensors had been written into when they are kept, by the places of their memory, where it was before."""
+
+
+@contextmanager
+def as_of(tensors: Iterable[tuple[Tensor, int]]) -> Iterator[None]:
+    """Keeps these tensors as if it were done when they had been written into so many times, until the block ends: what
+    was written since is written behind it."""
+    places = {tensor.untyped_storage().data_ptr(): written for tensor, written in tensors}
+    _AS_OF.update(places)
+    try:
+        yield
+    finally:
+        for place in places:
+            _AS_OF.pop(place, None)
 
 
 @dataclass(eq=False)

@@ -33,6 +33,7 @@ from sinkscope.capture.plan import INLINE, INTERFACE
 from sinkscope.capture.precision import undisturbing
 from sinkscope.capture.registries import READ, is_own
 from sinkscope.capture.sites import call_name, config_alone_counts, head_counts, place_of, stream_of, stream_width
+from sinkscope.capture.tape import Tape
 from sinkscope.capture.views import begun_cuts, cut_maps
 from sinkscope.errors import SinkscopeError, first_line
 
@@ -44,7 +45,7 @@ class CallHearing:
 
     `before_call()` is called before each is kept. `names`: the path of each module; `changes`: how often modules came,
     went or changed places. `keywords` gets the unknown keywords of transformers' interface, each with the path of the
-    first module that was given it.
+    first module that was given it. `tape`: what is put off until the pass has ended; None where nothing is.
     """
 
     def __init__(self, model: nn.Module, before_call: Callable[[], None]) -> None:
@@ -53,7 +54,8 @@ class CallHearing:
         self.names: Mapping[nn.Module, str] = {}
         self.changes = 0
         self.keywords: dict[str, str] = {}
-        self._torch = InlineWatch(self._found, model, lambda error: self._refuse(first_line(error)))
+        self.tape: Tape | None = None
+        self._torch = InlineWatch(self._found, model, lambda error: self.refuse(first_line(error)))
         self._projections: dict[tuple[str, int], str | None] = {}
         self._readers = OutputReaders(self.model)
         self._oblong = set[str]()
@@ -78,6 +80,20 @@ class CallHearing:
         self._clear()
         if now.idle is None:
             self._torch.__enter__()
+        elif self._settled:
+            self.tape = Tape()
+
+    @property
+    def _settled(self) -> bool:
+        """Whether the output projections of all modules are known, so that no numbers need to be compared."""
+        known = self._projections.items()
+        return all(named is not None or self._readers.of(module) is not None for (module, _), named in known)
+
+    def play(self) -> None:
+        """Looks at what was put off, and puts nothing off any more in this pass."""
+        tape, self.tape = self.tape, None
+        if tape is not None:
+            tape.play()
 
     def end(self) -> Pass | None:
         """Ends the pass that runs, and returns it with what was seen of softmaxes that are no attention."""
@@ -103,6 +119,7 @@ class CallHearing:
         self._torch.split.clear()
         self._oblong.clear()
         self._readers.forget_given()
+        self.tape = None
 
     def wrapped(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function that transformers' interface gives a model, with an ear beside it.
@@ -113,11 +130,11 @@ class CallHearing:
             return function
         if name not in (*READ, FLEX, PAGED):
             if self.now.shares is not None:
-                self._refuse(
+                self.refuse(
                     f"a continuous batch attends through {name!r}, which is not read: only 'sdpa' and 'paged|eager' of "
                     "transformers 5.24 or newer are"
                 )
-            self._refuse(
+            self.refuse(
                 f"the model attends through {name!r}, whose masks cannot be read: load it with "
                 "attn_implementation='sdpa' (or call model.set_attn_implementation('sdpa'))"
             )
@@ -132,7 +149,11 @@ class CallHearing:
                 result = function(module, query, key, value, attention_mask, *args, **keywords)
             finally:
                 self._torch.pauses -= 1
-            self._aside(self._interface, name, module, (query, key, value), attention_mask, keywords, result[0])
+            tensors, output = (query, key, value), result[0]
+            call = self._aside, self._interface, name, module, tensors, attention_mask, keywords, output
+            if self.tape is None or not self.tape.attends((*tensors, output), *call):
+                self.play()
+                self._aside(*call[1:])
             return result
 
         return heard
@@ -148,7 +169,7 @@ class CallHearing:
     ) -> None:  # fmt: skip
         path = self.names.get(module)
         if path is None:
-            self._refuse(f"an attention module outside the model was called: {type(module).__name__}")
+            self.refuse(f"an attention module outside the model was called: {type(module).__name__}")
             return
         rest = dict(keywords)
         causal = is_causal_without_mask(name, module, rest.pop("is_causal", None))
@@ -364,7 +385,8 @@ class CallHearing:
             heard.projected = kept.tensor
             heard.versions = (*heard.versions, kept)
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Notes why the pass cannot be read, the first time."""
         if self.now is not None and self.now.refused is None:
             self.now.refused = why
 
@@ -376,7 +398,7 @@ class CallHearing:
             with undisturbing():
                 work(*given)
         except (SinkscopeError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
-            self._refuse(first_line(error))
+            self.refuse(first_line(error))
         finally:
             self._torch.pauses -= 1
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sinkscope.capture.alone import measuring
 from sinkscope.capture.axes import channels_last, hidden_given
 from sinkscope.capture.batches import Requests, continuous_batches
-from sinkscope.capture.frames import Frames
+from sinkscope.capture.frames import Frame, Frames
 from sinkscope.capture.given import given_digests
 from sinkscope.capture.growth import Growth, cache_growth
 from sinkscope.capture.heard import (
@@ -32,7 +32,7 @@ from sinkscope.capture.heard import (
     pass_of,
 )  # fmt: skip
 from sinkscope.capture.hearing import CallHearing
-from sinkscope.capture.hooks import Ears
+from sinkscope.capture.hooks import Ears, first_returned
 from sinkscope.capture.inline.calls import turned_fold
 from sinkscope.capture.inline.mode import is_function
 from sinkscope.capture.listeners import overheard
@@ -40,6 +40,7 @@ from sinkscope.capture.own_cache import may_go_on
 from sinkscope.capture.padded import Padding, given_by_place
 from sinkscope.capture.private_doors import in_backward, without_numbers
 from sinkscope.capture.registries import uncompiled
+from sinkscope.capture.tape import Tape
 from sinkscope.capture.turns import Turns
 from sinkscope.capture.uncalled import uncalled_around
 from sinkscope.errors import SinkscopeError, in_one_line
@@ -210,6 +211,11 @@ class Listener:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._anywhere:
                 self._take_turn(name)
+            if (tape := self._tape_for(name)) is not None:
+                if not blocks and tape.put(args[:1], look, args, kwargs):
+                    tape.enters(hidden_given(args, kwargs))
+                    return
+                self._play()
             with self._gate:
                 if self._elsewhere(1, name):
                     if get_ident() == self._home and self._unheard[self._home] == 1 and not measuring():
@@ -223,6 +229,10 @@ class Listener:
                 frame = self._frames.push(name, bare)
             if outermost:
                 self._begin(name, args, kwargs)
+            look(args, kwargs, frame)
+
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any], frame: Frame | None = None) -> None:
+            frame = frame or self._frames.push(name, bare)
             now = self._calls.now
             if now is None:
                 return
@@ -246,25 +256,45 @@ class Listener:
         function = is_function(name, module)
 
         def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            if (tape := self._tape_for(name)) is not None:
+                if tape.put((first_returned(output),), look, module, args, kwargs, output):
+                    return
+                self._play()
             if self._elsewhere(-1, name):
                 return
-            now = self._calls.now
-            frame = self._frames.pop(name, now)
-            if frame is None:
-                return
-            if now is not None:
-                self._calls.keep_returned(name, module, args, kwargs, output)
-                if not function:
-                    self._calls.torch_calls.left()
-                if len(now.heard) > frame.first:
-                    now.around.append(frame.around(len(now.heard), output))
-            if not self._frames:
+            if self._frames and name == self._frames.outermost:
+                self._play()
+            if look(module, args, kwargs, output) and not self._frames:
                 try:
                     self._end(output)
                 finally:
                     self._give_turn()
 
+        def look(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> bool:
+            now = self._calls.now
+            frame = self._frames.pop(name, now)
+            if frame is not None and now is not None:
+                self._calls.keep_returned(name, module, args, kwargs, output)
+                if not function:
+                    self._calls.torch_calls.left()
+                if len(now.heard) > frame.first:
+                    now.around.append(frame.around(len(now.heard), output))
+            return frame is not None
+
         return leave
+
+    def _tape_for(self, name: str) -> Tape | None:
+        """The tape of the pass that runs, where the module at `name` is one inside of it."""
+        tape = self._calls.tape
+        inside = tape is not None and get_ident() == self._thread and not self._unheard and self._frames
+        return tape if inside and name != self._frames.outermost else None
+
+    def _play(self) -> None:
+        """Looks at what was put off."""
+        try:
+            self._calls.play()
+        except Exception as error:  # as in `_begin`
+            self._calls.refuse(in_one_line(error))
 
     def _elsewhere(self, change: int, name: str) -> bool:
         """Whether another thread is heard than this one, or was when the outermost module of this one was called.

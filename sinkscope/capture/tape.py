@@ -1,0 +1,59 @@
+"""Puts off what is done beside a step of a generation until the step has ended.
+
+Between two layers of a model, the weights of the last one have taken our code's place in the processor's caches, and
+each of its lines takes several times as long as in one go at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from sinkscope.capture.heard import as_of
+from sinkscope.capture.private_doors import times_written
+
+
+class Tape:
+    """What happened in a step, in its order. Tensors are noted as they are when it happens: of one that is written into
+    before the end, this is known, as it is without a tape."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[Callable[..., object], tuple[Any, ...], list[tuple[Tensor, int]]]] = []
+        self._given: list[Tensor] = []
+
+    def put(self, tensors: Iterable[Any], look: Callable[..., object], *given: Any) -> bool:
+        """Lets `look(*given)` be called at the end, as if it were called now: it keeps nothing but these `tensors`.
+        Returns False, and does not, where one of them has to be copied or read now."""
+        noted = list[tuple[Tensor, int]]()
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                continue
+            if tensor.is_inference():
+                return False
+            written = times_written(tensor)
+            if written and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+                return False
+            noted.append((tensor, written))
+        self._events.append((look, given, noted))
+        return True
+
+    def enters(self, given: Any) -> None:
+        """A module was given something that the next attention call in it keeps."""
+        self._given.append(given)
+
+    def attends(self, tensors: Iterable[Any], look: Callable[..., object], *given: Any) -> bool:
+        """As `put`, for an attention call, which keeps what the modules around it were given."""
+        around, self._given = self._given, []
+        return self.put((*tensors, *around), look, *given)
+
+    def play(self) -> None:
+        """Calls all of them."""
+        for look, given, noted in self._events:
+            changed = [(tensor, written) for tensor, written in noted if times_written(tensor) != written]
+            if changed:
+                with as_of(changed):
+                    look(*given)
+            else:
+                look(*given)
