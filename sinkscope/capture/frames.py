@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.uncalled import is_stream
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Frame:
     """A module whose forward runs. `first`: the number of the next attention call when it began; `joint`, `last`,
     `read`, `reader`, `sizes` and `several`: see Around. `inputs`: what it was given, until then. `bare`: it has no
@@ -33,7 +33,7 @@ class Frame:
     kept: Kept | None = None
     last: bool | None = None
     bare: bool = False
-    inside: ReadInside = field(default_factory=ReadInside)
+    inside: ReadInside | None = None
     read: Kept | None = None
     reader: str | None = None
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -47,6 +47,10 @@ class Frame:
             self.path, self.first, past, self.kept, stream_kept(hidden), self.joint, self.last, self.read, self.reader,
             self.sizes, self.several,
         )  # fmt: skip
+
+
+_NOTHING = ReadInside()
+"""Of a module in which no layer read anything yet."""
 
 
 class Frames:
@@ -103,7 +107,11 @@ class Frames:
     def tell_axis(self, path: str, read: Any, last: bool) -> None:
         """Notes what a layer that begins reads, and on which axis it has channels, for the modules around it."""
         for frame in self._open[:-1]:
-            if (last and frame.inside.add(frame.given, path, read)) or frame.given is read is not None:
+            if frame.given is None:  # it attended already
+                continue
+            if last and frame.inside is None:
+                frame.inside = ReadInside()
+            if (last and frame.inside and frame.inside.add(frame.given, path, read)) or frame.given is read is not None:
                 frame.last = last
 
     def attends(self, now: Pass) -> None:
@@ -119,10 +127,11 @@ class Frames:
             if frame.kept is None and isinstance(frame.given, Tensor):
                 frame.sizes = frame.given.shape
                 frame.kept = stream_kept(frame.given)
-                read = frame.inside.tensor(frame.given)
+                inside = frame.inside or _NOTHING
+                read = inside.tensor(frame.given)
                 frame.read = frame.kept if read is frame.given else stream_kept(read)
-                frame.reader = None if frame.read is frame.kept else frame.inside.path
-                if frame.bare and not frame.inside.layers and surrounding is not None:
+                frame.reader = None if frame.read is frame.kept else inside.path
+                if frame.bare and not inside.layers and surrounding is not None:
                     frame.read, frame.reader = surrounding.read, surrounding.reader
             frame.given, surrounding = None, frame
 

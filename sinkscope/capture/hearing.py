@@ -81,7 +81,7 @@ class CallHearing:
         if now.idle is None:
             self._torch.__enter__()
         elif self._settled:
-            self.tape = Tape()
+            self.tape = Tape(now.root)
 
     @property
     def _settled(self) -> bool:

@@ -236,15 +236,15 @@ class Listener:
             now = self._calls.now
             if now is None:
                 return
-            if now.idle is None and not blocks:
-                now.entered.add(name)
             frame.given = hidden_given(args, kwargs)
             if now.idle is None:  # of steps, nothing is asked that this would tell
                 frame.inputs = args, kwargs
+                if not blocks:
+                    now.entered.add(name)
+                if not function:
+                    self._calls.torch_calls.entered(name, frame.given)
             if last is not None:
                 self._frames.tell_axis(name, frame.given, last)
-            if not function:
-                self._calls.torch_calls.entered(name, frame.given)
             frame.joint = isinstance(kwargs.get("encoder_hidden_states"), Tensor)
             frame.first = len(now.heard)
             if args and isinstance(args[0], Tensor):
@@ -275,7 +275,7 @@ class Listener:
             frame = self._frames.pop(name, now)
             if frame is not None and now is not None:
                 self._calls.keep_returned(name, module, args, kwargs, output)
-                if not function:
+                if not function and now.idle is None:
                     self._calls.torch_calls.left()
                 if len(now.heard) > frame.first:
                     now.around.append(frame.around(len(now.heard), output))
@@ -286,8 +286,9 @@ class Listener:
     def _tape_for(self, name: str) -> Tape | None:
         """The tape of the pass that runs, where the module at `name` is one inside of it."""
         tape = self._calls.tape
-        inside = tape is not None and get_ident() == self._thread and not self._unheard and self._frames
-        return tape if inside and name != self._frames.outermost else None
+        if tape is None or name == tape.root or self._unheard or get_ident() != self._thread:
+            return None
+        return tape
 
     def _play(self) -> None:
         """Looks at what was put off."""

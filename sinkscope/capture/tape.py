@@ -6,7 +6,7 @@ each of its lines takes several times as long as in one go at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,23 +19,24 @@ class Tape:
     """What happened in a step, in its order. Tensors are noted as they are when it happens: of one that is written into
     before the end, this is known, as it is without a tape."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        """`root`: the path of the module that the step is a call of."""
+        self.root = root
         self._events: list[tuple[Callable[..., object], tuple[Any, ...], list[tuple[Tensor, int]]]] = []
-        self._given: list[Tensor] = []
+        self._given: list[Any] = []
 
-    def put(self, tensors: Iterable[Any], look: Callable[..., object], *given: Any) -> bool:
+    def put(self, tensors: tuple[Any, ...], look: Callable[..., object], *given: Any) -> bool:
         """Lets `look(*given)` be called at the end, as if it were called now: it keeps nothing but these `tensors`.
         Returns False, and does not, where one of them has to be copied or read now."""
-        noted = list[tuple[Tensor, int]]()
+        noted = []
         for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                continue
-            if tensor.is_inference():
-                return False
-            written = times_written(tensor)
-            if written and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
-                return False
-            noted.append((tensor, written))
+            if isinstance(tensor, Tensor):
+                written = times_written(tensor)
+                if written and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+                    return False
+                if not written and tensor.is_inference():
+                    return False
+                noted.append((tensor, written))
         self._events.append((look, given, noted))
         return True
 
@@ -43,7 +44,7 @@ class Tape:
         """A module was given something that the next attention call in it keeps."""
         self._given.append(given)
 
-    def attends(self, tensors: Iterable[Any], look: Callable[..., object], *given: Any) -> bool:
+    def attends(self, tensors: tuple[Any, ...], look: Callable[..., object], *given: Any) -> bool:
         """As `put`, for an attention call, which keeps what the modules around it were given."""
         around, self._given = self._given, []
         return self.put((*tensors, *around), look, *given)

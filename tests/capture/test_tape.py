@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 
 
 def test_events_are_looked_at_in_their_order_and_once() -> None:
-    tape, seen = Tape(), list[int]()
+    tape, seen = Tape(""), list[int]()
     for number in range(3):
-        assert tape.put([torch.zeros(2)], seen.append, number)
+        assert tape.put((torch.zeros(2),), seen.append, number)
     assert not seen
     tape.play()
     assert seen == [0, 1, 2]
@@ -31,14 +31,14 @@ def test_events_are_looked_at_in_their_order_and_once() -> None:
 
 def test_what_was_written_into_in_between_is_known() -> None:
     """Also where it is kept as another view of the same memory, and once it is written into between two events."""
-    tape, kept, tensor = Tape(), list[Kept](), torch.zeros(4)
+    tape, kept, tensor = Tape(""), list[Kept](), torch.zeros(4)
 
     def keep(view: Tensor) -> None:
         kept.append(Kept.of(view))
 
-    tape.put([tensor], lambda: keep(tensor.view(2, 2)))
+    tape.put((tensor,), lambda: keep(tensor.view(2, 2)))
     tensor.add_(1)
-    tape.put([tensor], lambda: keep(tensor))
+    tape.put((tensor,), lambda: keep(tensor))
     tape.play()
     assert [each.unwritten is None for each in kept] == [True, False]
     assert Kept.of(tensor).unwritten is tensor, "only while the tape plays"
@@ -50,9 +50,9 @@ def test_what_has_to_be_read_or_copied_at_once_is_not_put_off() -> None:
     whole[0] = 1
     with torch.inference_mode():
         inferred = torch.zeros(2)
-    assert not Tape().put([whole[:2]], print)
-    assert not Tape().put([inferred], print)
-    assert Tape().put([whole, "no tensor"], print)
+    assert not Tape("").put((whole[:2],), print)
+    assert not Tape("").put((inferred,), print)
+    assert Tape("").put((whole, "no tensor"), print)
 
 
 def late() -> Callable[[Tensor], None]:
