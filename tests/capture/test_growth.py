@@ -150,3 +150,15 @@ def test_a_cache_whose_tensors_were_copied_is_read(when: str) -> None:
     ids = prompt()["input_ids"]
     whole = torch.cat([ids, ids[:, :STEPS]], 1)
     assert_same(run, sinkscope.scan(model, data={"input_ids": whole}, self_check=False))
+
+
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+def test_a_write_that_torch_does_not_count_shows_in_what_attention_returns() -> None:
+    """`.data` counts apart. The output that follows from the keys that were kept is not the model's own."""
+
+    def unseen(layer: Any) -> None:
+        layer.keys.data[:, :, 2:3] *= -5
+
+    seen = written(writer("llama"), unseen, "before")
+    assert len(seen.left_out) == 1
+    assert "attends in another way than sinkscope reads" in seen.left_out[0]
