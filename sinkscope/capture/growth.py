@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -20,25 +20,28 @@ from sinkscope.capture.private_doors import times_written
 
 @dataclass(eq=False, slots=True)  # frozen ones take three times as long to make
 class Mark:
-    """A tensor as it was, which this does not keep alive. Python gives one and the same reference to a tensor."""
+    """A tensor as it was, which this does not keep alive: the reference, of which Python has one for each tensor, the
+    place of its numbers, which `.data = ` changes, and how often it was written into."""
 
     reference: weakref.ref[Tensor]
+    place: int
     written: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> Mark:
         """The mark of a tensor."""
-        return cls(weakref.ref(tensor), times_written(tensor))
+        return cls(weakref.ref(tensor), tensor.data_ptr(), times_written(tensor))
 
     @property
     def unwritten(self) -> Tensor | None:
         """The tensor; None where it is gone, or where something was written into it since."""
         tensor = self.reference()
-        return tensor if tensor is not None and times_written(tensor) == self.written else None
+        return tensor if tensor is not None and self.same(Mark.of(tensor)) else None
 
     def same(self, other: Mark) -> bool:
         """Whether the other is of the same tensor, and nothing was written into it in between."""
-        return self.reference is other.reference and self.written == other.written
+        same = self.reference is other.reference and self.place == other.place
+        return same and self.written == other.written
 
 
 @dataclass(eq=False, slots=True)  # frozen ones take three times as long to make
@@ -114,15 +117,24 @@ def _telling(kind: type[Any], method: Callable[..., Any]) -> Callable[..., Any]:
     def update(self: Any, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(self) is not kind or torch.compiler.is_compiling() or not (ears := _listeners.here()):
             return method(self, key_states, value_states, *args, **kwargs)
-        before = Slots.of(self)
+        before = _slots(self)
         result = method(self, key_states, value_states, *args, **kwargs)
-        growth = _growth(self, before, key_states.shape[-2], result)
-        if growth is not None:
-            for ear in ears:
-                ear(growth)
+        with suppress(Exception):  # whatever it is, the cache is somebody else's and goes on
+            growth = _growth(self, before, key_states.shape[-2], result)
+            if growth is not None:
+                for ear in ears:
+                    ear(growth)
         return result
 
     return update
+
+
+def _slots(layer: Any) -> Slots | None:
+    """The slots of a layer; None also where they are no plain tensors, as in torch.vmap."""
+    try:
+        return Slots.of(layer)
+    except Exception:  # as above
+        return None
 
 
 def _growth(layer: Any, before: Slots | None, new: int, result: Any) -> Growth | None:

@@ -91,13 +91,13 @@ class Kept:
 
 
 _AS_OF: dict[int, int] = {}
-"""How often tensors had been written into when they are kept, by the places of their memory, where it was before."""
+"""By the place of a tensor's memory: how often it had been written into at the time that it is kept as of."""
 
 
 @contextmanager
 def as_of(tensors: Iterable[tuple[Tensor, int]]) -> Iterator[None]:
-    """Keeps these tensors as if it were done when they had been written into so many times, until the block ends: what
-    was written since is written behind it."""
+    """Lets `Kept.of` take each of these tensors for one that was written into so many times, until the block ends.
+    `unwritten` then tells of what was written since."""
     places = {tensor.untyped_storage().data_ptr(): written for tensor, written in tensors}
     _AS_OF.update(places)
     try:
@@ -294,7 +294,8 @@ class Pass:
     @property
     def grown(self) -> dict[int, Growth]:
         """How the layers of its own cache grew."""
-        layers = {id(layer) for layer in getattr(self.cache, "layers", ())}
+        layers = getattr(self.cache, "layers", ())
+        layers = {id(layer) for layer in layers} if isinstance(layers, list | tuple) else set[int]()
         return {key: growth for key, growth in self.growths.items() if growth.layer in layers}
 
     def let_go(self) -> None:

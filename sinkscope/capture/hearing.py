@@ -35,7 +35,7 @@ from sinkscope.capture.registries import READ, is_own
 from sinkscope.capture.sites import call_name, config_alone_counts, head_counts, place_of, stream_of, stream_width
 from sinkscope.capture.tape import Tape
 from sinkscope.capture.views import begun_cuts, cut_maps
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError, first_line, in_one_line
 
 FLEX, PAGED = "flex_attention", "paged|eager"
 
@@ -87,13 +87,15 @@ class CallHearing:
     def _settled(self) -> bool:
         """Whether the output projections of all modules are known, so that no numbers need to be compared."""
         known = self._projections.items()
-        return all(named is not None or self._readers.of(module) is not None for (module, _), named in known)
+        return bool(known) and all(
+            named is not None or self._readers.of(module) is not None for (module, _), named in known
+        )
 
     def play(self) -> None:
         """Looks at what was put off, and puts nothing off any more in this pass."""
         tape, self.tape = self.tape, None
         if tape is not None:
-            tape.play()
+            tape.play(lambda error: self.refuse(in_one_line(error)))
 
     def end(self) -> Pass | None:
         """Ends the pass that runs, and returns it with what was seen of softmaxes that are no attention."""

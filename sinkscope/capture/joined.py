@@ -207,6 +207,7 @@ class Joined:
         self._note(now)
         if now.cache is not None:
             self._store.pack()
+        self._adding = False
 
     def _note(self, now: Pass) -> None:
         """Notes what a pass was given."""
@@ -217,7 +218,6 @@ class Joined:
         self._ids.add(ids)
         self._latest_ids = ids
         self.passes += 1
-        self._adding = False
         now.let_go()
 
     def _cut_ids(self, now: Pass) -> None:

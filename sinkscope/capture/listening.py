@@ -212,10 +212,11 @@ class Listener:
             if self._anywhere:
                 self._take_turn(name)
             if (tape := self._tape_for(name)) is not None:
-                if not blocks and tape.put(args[:1], look, args, kwargs):
-                    tape.enters(hidden_given(args, kwargs))
+                given = hidden_given(args, kwargs)  # a hook of others may put another one in their place
+                if not blocks and tape.put(args[:1], look, args, kwargs, given):
+                    tape.enters(given)
                     return
-                self._play()
+                self._calls.play()
             with self._gate:
                 if self._elsewhere(1, name):
                     if get_ident() == self._home and self._unheard[self._home] == 1 and not measuring():
@@ -229,14 +230,17 @@ class Listener:
                 frame = self._frames.push(name, bare)
             if outermost:
                 self._begin(name, args, kwargs)
-            look(args, kwargs, frame)
+            given = hidden_given(args, kwargs)
+            if outermost and self._calls.tape is not None:
+                self._calls.tape.enters(given)
+            look(args, kwargs, given, frame)
 
-        def look(args: tuple[Any, ...], kwargs: dict[str, Any], frame: Frame | None = None) -> None:
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, frame: Frame | None = None) -> None:
             frame = frame or self._frames.push(name, bare)
             now = self._calls.now
             if now is None:
                 return
-            frame.given = hidden_given(args, kwargs)
+            frame.given = given
             if now.idle is None:  # of steps, nothing is asked that this would tell
                 frame.inputs = args, kwargs
                 if not blocks:
@@ -259,11 +263,11 @@ class Listener:
             if (tape := self._tape_for(name)) is not None:
                 if tape.put((first_returned(output),), look, module, args, kwargs, output):
                     return
-                self._play()
+                self._calls.play()
             if self._elsewhere(-1, name):
                 return
             if self._frames and name == self._frames.outermost:
-                self._play()
+                self._calls.play()
             if look(module, args, kwargs, output) and not self._frames:
                 try:
                     self._end(output)
@@ -286,16 +290,8 @@ class Listener:
     def _tape_for(self, name: str) -> Tape | None:
         """The tape of the pass that runs, where the module at `name` is one inside of it."""
         tape = self._calls.tape
-        if tape is None or name == tape.root or self._unheard or get_ident() != self._thread:
-            return None
-        return tape
-
-    def _play(self) -> None:
-        """Looks at what was put off."""
-        try:
-            self._calls.play()
-        except Exception as error:  # as in `_begin`
-            self._calls.refuse(in_one_line(error))
+        thread = get_ident()
+        return None if tape is None or name == tape.root or thread != self._thread or thread in self._unheard else tape
 
     def _elsewhere(self, change: int, name: str) -> bool:
         """Whether another thread is heard than this one, or was when the outermost module of this one was called.

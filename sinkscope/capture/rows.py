@@ -20,8 +20,10 @@ SMALL = 2**16
 """The bytes up to which a tensor is put beside others; larger ones leave no gaps worth the copy."""
 
 TOGETHER = 64
+"""The passes in a table."""
+
 ROOM = 2**24
-"""Passes in a table, and the bytes that it takes at most where a pass has fewer."""
+"""The bytes of a table, which then has fewer passes; it has one where this alone is larger."""
 
 OPEN = 4
 """Tables that are filled at a time: a draft may bring one to some tokens in a pass, each number with other shapes."""

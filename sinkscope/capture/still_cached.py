@@ -252,8 +252,8 @@ class StillCached:
 
 
 class SlotSums:
-    """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers; or,
-    from the second pass on, by the tensors themselves, where the cache is known to have grown out of them alone.
+    """What the slots of a cache hold, told by the sum of the bits of each KV head's key and value, as integers. From
+    the third pass on, no sums are needed of a cache that is known to have only grown.
 
     Such a sum is exact in any order, and takes less memory than a copy. Some changes of a single slot leave it as it
     was: words of 64 bits that change places, or the signs of two numbers at the upper ends of such words.
@@ -326,10 +326,12 @@ class SlotSums:
 
     def move(self, rows: Tensor) -> None:
         """The sequences that go on are those at `rows`."""
+        self._left, self._grows = None, False
         self._sums = None if self._sums is None else self._sums.index_select(0, rows.to(self._sums.device))
 
     def cut(self, count: int) -> None:
         """The newest `count` slots left the cache."""
+        self._left, self._grows = None, False
         self._sums = None if self._sums is None else self._sums[..., : max(0, self._sums.shape[2] - count)]
 
 

@@ -26,15 +26,13 @@ class Tape:
         self._given: list[Any] = []
 
     def put(self, tensors: tuple[Any, ...], look: Callable[..., object], *given: Any) -> bool:
-        """Lets `look(*given)` be called at the end, as if it were called now: it keeps nothing but these `tensors`.
+        """Lets `look(*given)` be called at the end, as if it were called now. It may keep no other tensors than these.
         Returns False, and does not, where one of them has to be copied or read now."""
         noted = []
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 written = times_written(tensor)
-                if written and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
-                    return False
-                if not written and tensor.is_inference():
+                if _is_part(tensor) if written else tensor.is_inference():
                     return False
                 noted.append((tensor, written))
         self._events.append((look, given, noted))
@@ -49,12 +47,23 @@ class Tape:
         around, self._given = self._given, []
         return self.put((*tensors, *around), look, *given)
 
-    def play(self) -> None:
-        """Calls all of them."""
+    def play(self, fails: Callable[[Exception], None]) -> None:
+        """Calls all of them; `fails` gets what one of them raises."""
         for look, given, noted in self._events:
-            changed = [(tensor, written) for tensor, written in noted if times_written(tensor) != written]
-            if changed:
-                with as_of(changed):
+            try:
+                changed = [(tensor, written) for tensor, written in noted if times_written(tensor) != written]
+                if changed:
+                    with as_of(changed):
+                        look(*given)
+                else:
                     look(*given)
-            else:
-                look(*given)
+            except Exception as error:  # whatever it is, the pass is somebody else's and goes on
+                fails(error)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether a tensor shows a part of its memory; also where it has none of its own, as a sparse one."""
+    try:
+        return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    except RuntimeError:  # NotImplementedError is one
+        return True

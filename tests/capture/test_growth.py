@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_methods_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert not grown(DynamicLayer(), 5, 1)
 
 
+def test_what_fails_here_does_not_reach_the_model() -> None:
+    """In torch.vmap, tensors have no place in memory."""
+    found: list[Growth] = []
+
+    def attends(key: Tensor) -> Tensor:
+        layer = DynamicSlidingWindowLayer(sliding_window=4)
+        layer.update(key[None], key[None])
+        grown_keys: Tensor = layer.update(key[None], key[None])[0]
+        return grown_keys
+
+    with cache_growth(found.append):
+        out = torch.vmap(attends)(torch.randn(3, 2, 5, 4))
+    assert out.shape == (3, 1, 2, 8, 4)
+
+
 def test_nothing_is_left_on_the_layers() -> None:
     before = DynamicLayer.update, DynamicSlidingWindowLayer.update
     grown(DynamicLayer(), 2)
@@ -129,9 +145,13 @@ def written(model: Any, change: Callable[[Any], None], when: str) -> sinkscope.W
     return seen
 
 
+def rounded(layer: Any) -> None:
+    layer.keys.data = layer.keys.data.bfloat16().float()
+
+
 @pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
 @pytest.mark.parametrize("when", ["before", "within", "behind"])
-@pytest.mark.parametrize("change", [negated, replaced, swapped])
+@pytest.mark.parametrize("change", [negated, replaced, swapped, rounded])
 def test_a_cache_that_was_written_into_or_got_other_tensors_is_noticed(
     change: Callable[[Any], None], when: str
 ) -> None:
@@ -162,3 +182,22 @@ def test_a_write_that_torch_does_not_count_shows_in_what_attention_returns() -> 
     seen = written(writer("llama"), unseen, "before")
     assert len(seen.left_out) == 1
     assert "attends in another way than sinkscope reads" in seen.left_out[0]
+
+
+@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
+def test_tokens_that_only_some_layers_lost_are_not_attributed_to_others() -> None:
+    """The newest two are sliced off the layers without a window; those with one still hold them."""
+    model = writer("gemma3")
+    ids, cache = prompt()["input_ids"].repeat(1, 2), DynamicCache(config=model.config)
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids, **{CACHE: cache})
+        for step in range(STEPS):
+            model(ids[:, step : step + 1], **{CACHE: cache})
+        for layer in cache.layers:
+            if not layer.is_sliding:
+                layer.keys, layer.values = layer.keys[:, :, :-2], layer.values[:, :, :-2]
+        length = cache.get_seq_length(next(n for n, layer in enumerate(cache.layers) if not layer.is_sliding))
+        where = torch.full((2, 1), length)
+        with suppress(Exception):  # masks of two lengths: a model may refuse them
+            model(ids[:, :1], position_ids=where, **{CACHE: cache})
+    assert seen.left_out

@@ -25,7 +25,7 @@ def test_events_are_looked_at_in_their_order_and_once() -> None:
     for number in range(3):
         assert tape.put((torch.zeros(2),), seen.append, number)
     assert not seen
-    tape.play()
+    tape.play(pytest.fail)
     assert seen == [0, 1, 2]
 
 
@@ -39,7 +39,7 @@ def test_what_was_written_into_in_between_is_known() -> None:
     tape.put((tensor,), lambda: keep(tensor.view(2, 2)))
     tensor.add_(1)
     tape.put((tensor,), lambda: keep(tensor))
-    tape.play()
+    tape.play(pytest.fail)
     assert [each.unwritten is None for each in kept] == [True, False]
     assert Kept.of(tensor).unwritten is tensor, "only while the tape plays"
 
@@ -53,6 +53,22 @@ def test_what_has_to_be_read_or_copied_at_once_is_not_put_off() -> None:
     assert not Tape("").put((whole[:2],), print)
     assert not Tape("").put((inferred,), print)
     assert Tape("").put((whole, "no tensor"), print)
+
+
+def test_what_fails_is_told_and_the_rest_is_looked_at() -> None:
+    tape, seen, failed = Tape(""), list[int](), list[Exception]()
+    tape.put((), seen.append, 1)
+    tape.put((), seen.index, 3)
+    tape.put((), seen.append, 2)
+    tape.play(failed.append)
+    assert seen == [1, 2]
+    assert [type(error) for error in failed] == [ValueError]
+
+
+def test_a_sparse_tensor_that_was_written_into_is_not_put_off() -> None:
+    sparse = torch.eye(2).to_sparse()
+    sparse.mul_(2)
+    assert not Tape("").put((sparse,), print)
 
 
 def late() -> Callable[[Tensor], None]:
@@ -95,7 +111,7 @@ def test_a_generation_is_read_as_without(
         pytest.skip("its attention module has other names")
     played = list[int]()
     plain = Tape.play
-    monkeypatch.setattr(Tape, "play", lambda tape: played.append(len(tape._events)) or plain(tape))
+    monkeypatch.setattr(Tape, "play", lambda tape, fails: played.append(len(tape._events)) or plain(tape, fails))
 
     def watched() -> tuple[sinkscope.Watch, Tensor]:
         with sinkscope.watch(model) as seen:
