@@ -28,6 +28,8 @@ from sinkscope.capture.views import Span
 from sinkscope.capture.wholes import Outline
 from sinkscope.errors import SinkscopeError
 
+INTERRUPTED = "a step was interrupted while it was read: its sequences were left out"
+
 
 class Joined:
     """The passes over one batch of sequences, in their order.
@@ -169,6 +171,8 @@ class Joined:
         """Adds a pass. Its new rows are copied out of the cache, which goes on changing."""
         if now.refused is not None:
             raise SinkscopeError(now.refused)
+        if self._adding:
+            raise SinkscopeError(INTERRUPTED)
         if self.passes and now.before > self.length:
             raise SinkscopeError(
                 f"a cache went on at token {now.before} after {self.length} tokens: what came in between is not read"
@@ -387,7 +391,7 @@ class Joined:
         """Every attention call over whole sequences, in the order of a pass. Raises SinkscopeError where a mask has
         holes, unless they are padding behind a prompt, which no token attends to."""
         if self._adding:
-            raise SinkscopeError("a step was interrupted while it was read: its sequences were left out")
+            raise SinkscopeError(INTERRUPTED)
         self._order = None
         self._order = self._order_behind_padding()
         if self.passes > 1:
