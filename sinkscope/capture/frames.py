@@ -125,7 +125,7 @@ class Frames:
             if frame.inputs is not None:
                 frame.several, frame.inputs = given_several(*frame.inputs), None
             if frame.kept is None and isinstance(frame.given, Tensor):
-                frame.sizes = frame.given.shape
+                frame.sizes = frame.given.shape if now.idle is None else None  # of steps, nobody asks
                 frame.kept = stream_kept(frame.given)
                 inside = frame.inside or _NOTHING
                 read = inside.tensor(frame.given)

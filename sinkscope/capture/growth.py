@@ -19,37 +19,15 @@ from sinkscope.capture.private_doors import times_written
 
 
 @dataclass(eq=False, slots=True)  # frozen ones take three times as long to make
-class Mark:
-    """A tensor as it was, which this does not keep alive: the reference, of which Python has one for each tensor, the
-    place of its numbers, which `.data = ` changes, and how often it was written into."""
-
-    reference: weakref.ref[Tensor]
-    place: int
-    written: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Mark:
-        """The mark of a tensor."""
-        return cls(weakref.ref(tensor), tensor.data_ptr(), times_written(tensor))
-
-    @property
-    def unwritten(self) -> Tensor | None:
-        """The tensor; None where it is gone, or where something was written into it since."""
-        tensor = self.reference()
-        return tensor if tensor is not None and self.same(Mark.of(tensor)) else None
-
-    def same(self, other: Mark) -> bool:
-        """Whether the other is of the same tensor, and nothing was written into it in between."""
-        same = self.reference is other.reference and self.place == other.place
-        return same and self.written == other.written
-
-
-@dataclass(eq=False, slots=True)  # frozen ones take three times as long to make
 class Slots:
-    """The marks of the keys and values (B, G, `count`, d) that a layer held."""
+    """The keys and values (B, G, `count`, d) that a layer held, which this does not keep alive: the references, of
+    which Python has one for each tensor, the places of the numbers, which `.data = ` changes, and how often torch
+    counted that something was written into each."""
 
-    key: Mark
-    value: Mark
+    key: weakref.ref[Tensor]
+    value: weakref.ref[Tensor]
+    places: tuple[int, int]
+    written: tuple[int, int]
     count: int
 
     @classmethod
@@ -60,11 +38,26 @@ class Slots:
             return None
         if key.is_inference() or value.is_inference() or key.shape[2] != value.shape[2]:
             return None
-        return cls(Mark.of(key), Mark.of(value), key.shape[2])
+        return cls._of(key, value)
+
+    @classmethod
+    def _of(cls, key: Tensor, value: Tensor) -> Slots:
+        places, written = (key.data_ptr(), value.data_ptr()), (times_written(key), times_written(value))
+        return cls(weakref.ref(key), weakref.ref(value), places, written, key.shape[2])
 
     def same(self, other: Slots | None) -> bool:
         """Whether the other ones are these, unchanged."""
-        return other is not None and self.key.same(other.key) and self.value.same(other.value)
+        if other is None or self.key is not other.key or self.value is not other.value:
+            return False
+        return self.places == other.places and self.written == other.written
+
+    @property
+    def unwritten(self) -> tuple[Tensor, Tensor] | None:
+        """The keys and values; None where one is gone, or where something was written into it since."""
+        key, value = self.key(), self.value()
+        if key is None or value is None or not self.same(self._of(key, value)):
+            return None
+        return key, value
 
 
 @dataclass(eq=False, slots=True)  # frozen ones take three times as long to make

@@ -51,6 +51,9 @@ class Places:
         return torch.cat([tensor.narrow(axis, first, past - first) for first, past in self.ends(keys)], axis)
 
 
+NOWHERE = Places()
+
+
 class LearnedKeys:
     """Finds out which modules of `model` put learned keys beside those of their tokens, and takes them out.
 
@@ -75,7 +78,7 @@ class LearnedKeys:
 
     def _places(self, path: str, record: AttentionCall | AttentionMap) -> Places:
         if path in self._without:
-            return Places()
+            return NOWHERE
         module = self._model.get_submodule(path)
         if isinstance(module, nn.MultiheadAttention):
             if (places := _of_torch(path, module, record)).count:

@@ -314,8 +314,8 @@ class SlotSums:
     def settle(self) -> None:
         """Reads the slots that the cache still holds, if it was not done: others are about to take their place."""
         if self._sums is None and self._left is not None:
-            keys, values = self._left.key.unwritten, self._left.value.unwritten
-            self._sums = None if keys is None or values is None else _slot_sums(keys, values)
+            held = self._left.unwritten
+            self._sums = None if held is None else _slot_sums(*held)
         self._left, self._grows = None, False
 
     def found(self, keys: Tensor, values: Tensor, lost: int) -> None:

@@ -49,7 +49,10 @@ class Tape:
 
     def play(self, fails: Callable[[Exception], None]) -> None:
         """Calls all of them; `fails` gets what one of them raises."""
-        for look, given, noted in self._events:
+        events = self._events[::-1]
+        self._events.clear()
+        while events:  # each is let go of as the records of it are made: many objects have Python look for cycles
+            look, given, noted = events.pop()
             try:
                 changed = [(tensor, written) for tensor, written in noted if times_written(tensor) != written]
                 if changed:
