@@ -152,10 +152,10 @@ class CallHearing:
             finally:
                 self._torch.pauses -= 1
             tensors, output = (query, key, value), result[0]
-            call = self._aside, self._interface, name, module, tensors, attention_mask, keywords, output
-            if self.tape is None or not self.tape.attends((*tensors, output), *call):
+            call = self._interface, name, module, tensors, attention_mask, keywords, output
+            if self.tape is None or not self.tape.attends((*tensors, output), self._aside, *call):
                 self.play()
-                self._aside(*call[1:])
+                self._aside(*call)
             return result
 
         return heard

@@ -36,9 +36,11 @@ from sinkscope.errors import SinkscopeError
 
 KEYS = ("key", "value")
 OF_CALL = ("output", "projected")
-BLOCK = ("given", "returned")
 OF_MAP = ("query", *KEYS, "output", "projected", "of_tokens")
 """What is kept of each pass of a call whose tensors were seen, and of one whose map was."""
+
+OF_BLOCK = ("given", "returned")
+"""What is kept of a module that may be the block around the call."""
 
 
 class Steps:
@@ -53,7 +55,7 @@ class Steps:
         self._own: dict[str, Rows] = defaultdict(store.rows)
         self._around: dict[tuple[str, str], Rows] = defaultdict(store.rows)
         self._channels_last: bool | None = None
-        self._may_be_block = may_be_block
+        self._of_module = (*OF_BLOCK, "read") if may_be_block else ("read",)
         self._reads_channels = heard.path == INTERFACE or heard.projected is not None
         self._calls = CallRows(heard.shown, store)
         self._keys, self._values = store.rows(), store.rows()
@@ -93,7 +95,7 @@ class Steps:
             if not (self._sizes and self._of_another_text(name)):  # its keys come with the first pass alone
                 self._own[name].add(getattr(heard, name))
         for path, record in around.items():
-            for name in BLOCK if path != self.module else (*BLOCK, "read") if self._may_be_block else ("read",):
+            for name in self._of_module if path == self.module else OF_BLOCK:
                 if (kept := getattr(record, name)) is not None:  # of outer modules, most often none is
                     self._around[path, name].add(kept)
             if self._channels_last is None and path == self.module:

@@ -16,8 +16,8 @@ from sinkscope.capture.private_doors import times_written
 
 
 class Tape:
-    """What happened in a step, in its order. Tensors are noted as they are when it happens: of one that is written into
-    before the end, this is known, as it is without a tape."""
+    """What happened in a step, in its order. Of each tensor it is noted how often it had been written into: one that is
+    written into before the end counts as written, as it would without a tape."""
 
     def __init__(self, root: str) -> None:
         """`root`: the path of the module that the step is a call of."""
@@ -26,8 +26,8 @@ class Tape:
         self._given: list[Any] = []
 
     def put(self, tensors: tuple[Any, ...], look: Callable[..., object], *given: Any) -> bool:
-        """Lets `look(*given)` be called at the end, as if it were called now. It may keep no other tensors than these.
-        Returns False, and does not, where one of them has to be copied or read now."""
+        """Lets `look(*given)` be called at the end, as if it were called now. `look` may keep no other tensors than
+        these. Returns False, and does not, where one of them has to be copied or read now."""
         noted = []
         for tensor in tensors:
             if isinstance(tensor, Tensor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from writers import CACHE, generate, in_one_pass, prompt, writer
 import sinkscope
 from sinkscope.capture import still_cached
 from sinkscope.capture.growth import Growth, cache_growth
+from sinkscope.capture.still_cached import SlotSums
 
 STEPS = 6
 
@@ -184,20 +184,17 @@ def test_a_write_that_torch_does_not_count_shows_in_what_attention_returns() -> 
     assert "attends in another way than sinkscope reads" in seen.left_out[0]
 
 
-@pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
-def test_tokens_that_only_some_layers_lost_are_not_attributed_to_others() -> None:
-    """The newest two are sliced off the layers without a window; those with one still hold them."""
-    model = writer("gemma3")
-    ids, cache = prompt()["input_ids"].repeat(1, 2), DynamicCache(config=model.config)
-    with torch.no_grad(), sinkscope.watch(model) as seen:
-        model(ids, **{CACHE: cache})
-        for step in range(STEPS):
-            model(ids[:, step : step + 1], **{CACHE: cache})
-        for layer in cache.layers:
-            if not layer.is_sliding:
-                layer.keys, layer.values = layer.keys[:, :, :-2], layer.values[:, :, :-2]
-        length = cache.get_seq_length(next(n for n, layer in enumerate(cache.layers) if not layer.is_sliding))
-        where = torch.full((2, 1), length)
-        with suppress(Exception):  # masks of two lengths: a model may refuse them
-            model(ids[:, :1], position_ids=where, **{CACHE: cache})
-    assert seen.left_out
+@pytest.mark.parametrize(
+    "change", [lambda sums: sums.cut(2), lambda sums: sums.move(torch.tensor([0])), SlotSums.settle]
+)
+def test_growth_says_nothing_more_once_sequences_moved_or_lost_tokens(change: Callable[[SlotSums], None]) -> None:
+    """A layer with a window may still hold tokens that were sliced off the others."""
+    layer, sums = DynamicLayer(), SlotSums()
+    *begun, last = grown(layer, 6, 1, 1, 1)
+    for growth in begun:
+        past = 0 if growth.before is None else growth.before.count
+        answer = sums.changed(growth.key, growth.value, past, growth) if past else None
+        sums.keep(growth.key, growth.value, growth)
+    assert answer is False
+    change(sums)
+    assert sums.changed(last.key, last.value, 8, last) is not False

@@ -10,7 +10,7 @@ import torch
 from same_runs import assert_same
 from tiers import slow_but
 from torch import Tensor
-from writers import generate, prompt, writer
+from writers import generate, in_one_pass, prompt, writer
 
 import sinkscope
 from sinkscope.capture.heard import Kept
@@ -98,8 +98,19 @@ def heads(layer: Any, write: Callable[[Tensor], None]) -> Any:
     return layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: write(args[0]))
 
 
+def replaced(layer: Any, write: Callable[[Tensor], None]) -> Any:
+    """Gives the attention module something else than what it was called with."""
+
+    def hook(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        kwargs["hidden_states"] = kwargs["hidden_states"].clone()
+        write(kwargs["hidden_states"])
+        return args, kwargs
+
+    return layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+
+
 @pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "gemma3"], "llama"))
-@pytest.mark.parametrize("write", [None, returned, given, given_behind, heads])
+@pytest.mark.parametrize("write", [None, returned, given, given_behind, heads, replaced])
 def test_a_generation_is_read_as_without(
     write: Callable[..., Any] | None, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +143,21 @@ def test_a_generation_is_read_as_without(
     assert seen.left_out == without.left_out
     if not seen.left_out:
         assert_same(seen.run(), without.run(), atol=0.0)
+
+
+def test_a_tape_goes_on_while_another_thread_is_in_a_pass_that_is_not_heard() -> None:
+    model = writer("llama")
+    with sinkscope.watch(model) as seen:
+        listener, counts = seen._follower.listener, iter(range(1000))
+
+        def another(*_: object) -> None:
+            unheard = next(counts) in (6, 8)
+            listener._unheard.update({-1: 1}) if unheard else listener._unheard.pop(-1, 0)
+
+        handle = model.model.layers[1].self_attn.register_forward_pre_hook(another)
+        written = generate(model, prompt(4))
+        handle.remove()
+    assert_same(seen.run(), in_one_pass(model, written, prompt(4)))
 
 
 def test_a_step_that_raises_leaves_no_tape() -> None:
