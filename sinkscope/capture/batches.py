@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.generation_doors import batch_step, replayed, requests_of, set_batch_step, under_way
-from sinkscope.capture.heard import Around, Heard, Kept, Pass, Share
+from sinkscope.capture.heard import Around, Heard, Pass, Share
+from sinkscope.capture.kept import Kept
 from sinkscope.capture.listeners import Listeners
 from sinkscope.errors import SinkscopeError, in_one_line
 

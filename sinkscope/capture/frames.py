@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.capture.axes import given_several
-from sinkscope.capture.heard import Around, Kept, Pass, stream_kept
+from sinkscope.capture.heard import Around, Pass
 from sinkscope.capture.hooks import first_returned
+from sinkscope.capture.kept import Kept, stream_kept
 from sinkscope.capture.read_inside import ReadInside
 from sinkscope.capture.uncalled import is_stream
 

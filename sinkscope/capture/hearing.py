@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.growth import Growth
-from sinkscope.capture.heard import Heard, Kept, Onward, Pass, detached
+from sinkscope.capture.heard import Heard, Onward, Pass, detached
 from sinkscope.capture.inline.calls import (
     InlineCall,
     SdpaCall,
@@ -23,6 +23,7 @@ from sinkscope.capture.inline.calls import (
 )  # fmt: skip
 from sinkscope.capture.inline.mode import InlineWatch
 from sinkscope.capture.interface import call_of, is_causal_without_mask
+from sinkscope.capture.kept import Kept
 from sinkscope.capture.kernels.map_walk import AttentionMap, map_rows
 from sinkscope.capture.keywords import unknown_keywords
 from sinkscope.capture.learned_keys import LearnedKeys

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinkscope.capture.heard import Kept
+from sinkscope.capture.kept import Kept
 from sinkscope.capture.shelf import Shelf, Shelved
 
 SMALL = 2**16

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sinkscope.capture.heard import as_of
+from sinkscope.capture.kept import as_of
 from sinkscope.capture.private_doors import times_written
 
 

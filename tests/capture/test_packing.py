@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinkscope.capture import rows as storing
 from sinkscope.capture import shelf as shelves
-from sinkscope.capture.heard import Kept
+from sinkscope.capture.kept import Kept
 from sinkscope.capture.rows import OPEN, SMALL, TOGETHER, Rows, Store
 from sinkscope.capture.shelf import Shelf
 from sinkscope.errors import SinkscopeError

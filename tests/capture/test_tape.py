@@ -13,8 +13,8 @@ from torch import Tensor
 from writers import generate, in_one_pass, prompt, writer
 
 import sinkscope
-from sinkscope.capture.heard import Kept
 from sinkscope.capture.hearing import CallHearing
+from sinkscope.capture.kept import Kept
 from sinkscope.capture.tape import Tape
 
 pytestmark = pytest.mark.filterwarnings("ignore:sinkscope. :UserWarning")
