@@ -48,7 +48,7 @@ def channels_last(layer: nn.Module) -> bool | None:
 
 
 def by_sequence_and_position(tensor: Tensor | None, rows: tuple[int, int], last: bool | None) -> Tensor | None:
-    """Hidden states of three axes as [B, T, D], which may come as [T, B, D] or [B, D, T]. None where they are of other
+    """Hidden states as [..., B, T, D], which may come as [..., T, B, D] or [..., B, D, T]. None where they are of other
     positions, or where their channels cannot be told from these.
 
     `rows`: B and T. `last`: whether the channels stand last, as a layer that reads them shows; None = nothing shows it.
@@ -56,12 +56,12 @@ def by_sequence_and_position(tensor: Tensor | None, rows: tuple[int, int], last:
     """
     if tensor is None:
         return None
-    sequences, positions = rows
+    (sequences, positions), shape = rows, tensor.shape[-3:]
     if last is False:
-        return tensor.mT if (tensor.shape[0], tensor.shape[2]) == rows else None
-    if sequences != positions and tensor.shape[:2] == (positions, sequences):
-        return tensor.transpose(0, 1)
-    if tensor.shape[:2] != rows or (last is None and tensor.shape[2] == positions):
+        return tensor.mT if (shape[0], shape[2]) == rows else None
+    if sequences != positions and shape[:2] == (positions, sequences):
+        return tensor.transpose(-3, -2)
+    if shape[:2] != rows or (last is None and shape[2] == positions):
         return None
     return tensor
 
@@ -70,8 +70,9 @@ def in_one_order(
     tensors: Sequence[Tensor | None], rows: Sequence[tuple[int, int]], last: bool | None
 ) -> list[Tensor | None]:
     """The hidden states that a module had in each pass, as `by_sequence_and_position`. What the sizes of one pass do
-    not show, those of another may: the order of the axes is the same in all. `rows`: B and T of each pass."""
-    shapes = [(tensor.shape, sizes) for tensor, sizes in zip(tensors, rows, strict=True) if tensor is not None]
+    not show, those of another may: the order of the axes is the same in all. `rows`: B and T of each pass. Passes of the
+    same B and T may come together, along a first axis."""
+    shapes = [(tensor.shape[-3:], sizes) for tensor, sizes in zip(tensors, rows, strict=True) if tensor is not None]
     if last is None and any(shape[2] != sizes[1] and {*shape[:2]} == {*sizes} for shape, sizes in shapes):
         last = True
     turned = {shape[:2] != sizes for shape, sizes in shapes if sizes[0] != sizes[1]}
@@ -79,7 +80,7 @@ def in_one_order(
     if turned != {True} or not last:
         return ordered
     return [
-        tensor.transpose(0, 1) if tensor is not None and sizes[0] == sizes[1] else tensor
+        tensor.transpose(-3, -2) if tensor is not None and sizes[0] == sizes[1] else tensor
         for tensor, sizes in zip(ordered, rows, strict=True)
     ]
 

@@ -68,21 +68,23 @@ class CallRows:
     def edges(self, taken: list[Taken]) -> tuple[Tensor, Tensor]:
         """The first key of every query and the one after its last, counted from the first token; 0 for a query that
         sees nothing."""
-        firsts, lasts = list[Tensor](), list[Tensor]()
-        for (starts, ends), offset, part in zip(self._spans(), self._offsets, taken, strict=True):
-            for rows, edge in ((firsts, starts), (lasts, ends)):
-                rows.append(part.shared(torch.where(ends > starts, edge + offset, 0), 2))
-        sizes = [max(row.shape[axis] for row in firsts) for axis in (0, 1)]
-        starts, ends = (torch.cat([row.expand(*sizes, -1) for row in rows], 2) for rows in (firsts, lasts))
-        return starts, ends
+        firsts, lasts = self._spans()
+        if not all(part.whole for part in taken):
+            firsts, lasts = (
+                [part.shared(row, 2) for row, part in zip(rows, taken, strict=True)] for rows in (firsts, lasts)
+            )
+        offsets = [torch.full((row.shape[2],), offset) for row, offset in zip(firsts, self._offsets, strict=True)]
+        starts, ends = _in_a_row(firsts), _in_a_row(lasts)
+        sees, offset = ends > starts, torch.cat(offsets).to(starts.device)
+        return torch.where(sees, starts + offset, 0), torch.where(sees, ends + offset, 0)
 
-    def _spans(self) -> list[tuple[Tensor, Tensor]]:
-        """The first key of every query of each pass and the one after its last, counted from the first key in its
+    def _spans(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The first key of every query of each pass, and the one after its last, counted from the first key in its
         cache."""
         starts, ends = self._starts.pieces, self._ends.pieces
         assert starts is not None
         assert ends is not None
-        return list(zip(starts, ends, strict=True))
+        return starts, ends
 
     def visibility(
         self, keys: int, held: Tensor | None, known: dict[tuple[object, ...], object], taken: list[Taken]
@@ -134,10 +136,10 @@ class CallRows:
     ) -> AttentionCall:  # fmt: skip
         """The call over whole sequences, whose keys and values are `key` and `value`, and whose `visibility` is
         `visible`."""
-        pieces = self.queries.pieces
-        if pieces is None:
+        stacks = self.queries.stacks
+        if stacks is None:
             raise SinkscopeError(f"something was written into the queries of {self.name} after a pass: they are gone")
-        query = joined(pieces, taken, 2)
+        query = joined(stacks, taken, 2)
         mask = _mask_of(visible, query.shape[0]) if visible.mask is None else visible.mask
         bias, sinks = self._bias(known, taken, key.shape[2]), self._all_sinks(taken)
         call = replace(self.one, query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks)
@@ -170,15 +172,15 @@ class CallRows:
         if alike and bool((torch.cat(sinks) == sinks[0]).all()):
             return sinks[0]
         rows = zip(sinks, self._sizes, strict=True)
-        return joined([each.expand(count, -1, queries, -1) for each, (count, queries) in rows], taken, 2)
+        return joined([each.expand(1, count, -1, queries, -1) for each, (count, queries) in rows], taken, 2)
 
     def _masks(self) -> list[Tensor | None]:
         """The mask of each pass, for those of which some let a query see keys that do not follow one another."""
         if any(visible.has_bias for visible in self._masked.values()):
             return [self._masked[number].mask if number in self._masked else None for number in range(len(self._keys))]
         seen = list[Tensor | None]()
-        for number, (spans, keys) in enumerate(zip(self._spans(), self._keys, strict=True)):
-            visible = self._masked.get(number) or from_spans(*spans, keys)
+        for number, (start, end, keys) in enumerate(zip(*self._spans(), self._keys, strict=True)):
+            visible = self._masked.get(number) or from_spans(start, end, keys)
             seen.append(visible.seen(0, visible.counts.shape[-1]))
         return seen
 
@@ -257,3 +259,10 @@ def _mask_of(visible: Visibility, batch: int) -> Tensor:
         return (columns >= starts[..., start:stop, None]) & (columns < ends[..., start:stop, None])
 
     return made_in_strips(part, batch, starts.shape[2], visible.keys)
+
+
+def _in_a_row(rows: list[Tensor]) -> Tensor:
+    """Rows (B | 1, H | 1, query) of several passes, one behind another."""
+    sizes = [max(row.shape[axis] for row in rows) for axis in (0, 1)]
+    alike = all([*row.shape[:2]] == sizes for row in rows)
+    return torch.cat(rows if alike else [row.expand(*sizes, -1) for row in rows], 2)

@@ -48,12 +48,13 @@ class _Column:
         if isinstance(self._held, Tensor) and self._held.device.type == "cpu" and self._held[:count].nbytes:
             self._held = shelf.copy(self._held[:count])
 
-    def tensors(self, start: int, stop: int) -> tuple[Tensor, ...] | None:
-        """Those from `start` to before `stop`; None where something was written into them since."""
+    def tensors(self, start: int, stop: int) -> Tensor | None:
+        """Those from `start` to before `stop`, along the first axis; None where something was written into them
+        since."""
         if self._kept is not None and self._kept.unwritten is None:
             return None
         held = self._held
-        return (held[start:stop] if isinstance(held, Tensor) else held.tensor(start, stop)).unbind()
+        return held[start:stop] if isinstance(held, Tensor) else held.tensor(start, stop)
 
 
 @dataclass
@@ -93,14 +94,21 @@ class Rows:
         return None if self._missing else self._shape
 
     @property
-    def pieces(self) -> list[Tensor] | None:
-        """The tensor of each pass; None where one is missing, or where they were let go."""
+    def stacks(self) -> list[Tensor] | None:
+        """The tensors of passes that followed one another and had one shape, along a first axis, in order; None where
+        one is missing, or where they were let go."""
         loose = [kept.unwritten if isinstance(kept, Kept) else kept for kept in self._loose]
         found = [column.tensors(run.start, run.stop) for column, run in self._runs]
-        whole = [*(tensor for tensors in found for tensor in tensors or (None,)), *loose]
-        if any(tensor is None for tensor in whole):
+        found += [None if tensor is None else tensor[None] for tensor in loose]
+        if any(stack is None for stack in found):
             self.let_go()
-        return None if self._missing else [tensor for tensor in whole if tensor is not None]
+        return None if self._missing else [stack for stack in found if stack is not None]
+
+    @property
+    def pieces(self) -> list[Tensor] | None:
+        """The tensor of each pass; None where one is missing, or where they were let go."""
+        stacks = self.stacks
+        return None if stacks is None else [piece for stack in stacks for piece in stack.unbind()]
 
     def let_go(self) -> None:
         """Keeps no tensor any more."""

@@ -305,9 +305,9 @@ class Steps:
             self._key_sizes = key.shape[1], key.shape[2]
 
     def _all_keys(self, rows: Rows, taken: list[Taken]) -> Tensor:
-        pieces = rows.pieces
-        assert pieces is not None
-        return taken[0].batch(pieces[0]) if self.cross else joined(pieces, taken, 2)
+        stacks = rows.stacks
+        assert stacks is not None
+        return taken[0].batch(stacks[0][0]) if self.cross else joined(stacks, taken, 2)
 
     def _tokens_in(self, taken: list[Taken]) -> int:
         """The tokens of each sequence in what is taken."""
@@ -366,12 +366,12 @@ class Steps:
         return Whole(None, query, key, value, output, read_next, partial(self._stream, taken), of_tokens)
 
     def _rows_of(self, name: str, taken: list[Taken]) -> Tensor | None:
-        pieces = self._own[name].pieces
-        if pieces is None:
+        stacks = self._own[name].stacks
+        if stacks is None:
             return None
         if self._of_another_text(name):
-            return taken[0].batch(pieces[0])
-        return joined(pieces, taken, 2 if name in ("query", *KEYS) else 1)
+            return taken[0].batch(stacks[0][0])
+        return joined(stacks, taken, 2 if name in ("query", *KEYS) else 1)
 
     def _let_go(self, *others: Rows) -> None:
         for rows in (*self._own.values(), *others):
@@ -392,11 +392,12 @@ class Steps:
         """What was kept of the module at `path` in every pass, [B, T, D]; None where a pass lacks it, or where it is of
         other positions."""
         rows = self._around.get((path, name)) if path is not None else None
-        pieces = None if rows is None or rows.passes != self.passes else rows.pieces
-        if pieces is None:
+        stacks = None if rows is None or rows.passes != self.passes else rows.stacks
+        if stacks is None:
             return None
-        ordered = [piece for piece in in_one_order(pieces, self._sizes, self._last) if piece is not None]
-        return joined(ordered, taken, 1) if len(ordered) == len(pieces) else None
+        stacks, sizes = _of_one_size(stacks, self._sizes)
+        ordered = [stack for stack in in_one_order(stacks, sizes, self._last) if stack is not None]
+        return joined(ordered, taken, 1) if len(ordered) == len(stacks) else None
 
     @property
     def _last(self) -> bool | None:
@@ -413,3 +414,15 @@ def _repeated(tensor: Tensor, times: int) -> bool:
 
 def _cut(mask: Tensor | None, keys: int) -> Tensor | None:
     return None if mask is None else mask[..., :keys]
+
+
+def _of_one_size(stacks: list[Tensor], sizes: list[tuple[int, int]]) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    """Stacks of passes that all had as many sequences and tokens as one another, and these two numbers of each."""
+    alike, numbers = list[Tensor](), list[tuple[int, int]]()
+    for stack in stacks:
+        start = sum(map(len, alike))
+        of_stack = sizes[start : start + len(stack)]
+        parts = [stack] if len({*of_stack}) == 1 else [*stack.split(1)]
+        alike += parts
+        numbers += of_stack[:1] if len(parts) == 1 else of_stack
+    return alike, numbers

@@ -18,6 +18,7 @@ from torch import Tensor
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.growth import Growth, Slots
 from sinkscope.capture.kernels.attend import read
+from sinkscope.capture.loops import loops_over, run
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.errors import SinkscopeError
 
@@ -62,6 +63,11 @@ class Taken:
 
     rows: Tensor | None
     tokens: int | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all is taken, as it was."""
+        return self.rows is None and self.tokens is None
 
     def of(self, tensor: Tensor, axis: int) -> Tensor:
         """What is taken of a tensor whose first axis is the batch and whose `axis` is the pass's tokens."""
@@ -130,10 +136,18 @@ class Taking:
         return taken[::-1]
 
 
-def joined(pieces: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
-    """The tokens of all passes along an axis, in the last pass's order of sequences."""
-    kept = [part.of(piece, axis) for piece, part in zip(pieces, taken, strict=True)]
-    return kept[0] if len(kept) == 1 else torch.cat(kept, axis)
+def joined(stacks: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
+    """The tokens of all passes along an axis, in the last pass's order of sequences. `stacks`: the tensors of passes
+    that followed one another, along a first axis that `axis` does not count."""
+    kept, start = list[Tensor](), 0
+    for stack in stacks:
+        parts = taken[start : start + len(stack)]
+        start += len(stack)
+        if all(part.whole for part in parts):
+            kept.append(stack.movedim(0, axis).flatten(axis, axis + 1))
+        else:
+            kept += [part.of(piece, axis) for piece, part in zip(stack, parts, strict=True)]
+    return kept[0] if len(taken) == 1 else torch.cat(kept, axis)
 
 
 # Which tokens' keys a cache still holds, where it has dropped some of them.
@@ -373,7 +387,7 @@ def marks(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group token"]:
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STRIP = 2**18
-"""Elements read at a time, so that no temporary is as large as a weight, and each stays in the caches."""
+"""Elements that torch reads at a time, so that no temporary is as large as a weight, and each stays in the caches."""
 
 
 def row_marks(rows: Tensor, seed: int = 0) -> Int[Tensor, ...]:
@@ -382,9 +396,20 @@ def row_marks(rows: Tensor, seed: int = 0) -> Int[Tensor, ...]:
     The upper half of an integer is multiplied once more, by a factor of its own. Otherwise two changed signs would
     cancel: an odd multiple of 2**63 is 2**63.
     """
-    words = _words(rows).long()
-    whole, upper = _factors(words.shape[-1], seed, words.device)
-    return (words * whole).add_((words >> 32).mul_(upper)).sum(-1)
+    words = _words(rows)
+    found = torch.empty(words.shape[:-1], dtype=torch.int64, device=words.device)
+    lines, marks = words.reshape(found.numel(), words.shape[-1]), found.view(-1)
+    factors = _factors(words.shape[-1], seed, words.device)
+    plain = words.dtype == torch.int64 and lines.is_contiguous()
+    loop = loops_over("vectors", lines, lines.numel()) if plain else None
+    if loop is not None:
+        run(loop.read_marks, lines.numpy(), factors.numpy(), marks.numpy())
+        return found
+    strip = max(1, _STRIP // max(1, words.shape[-1]))
+    for part, sums in zip(lines.split(strip), marks.split(strip), strict=True):
+        numbers = part.long()
+        torch.sum((numbers * factors[0]).add_((numbers >> 32).mul_(factors[1])), -1, out=sums)
+    return found
 
 
 @lru_cache(maxsize=32)
@@ -397,6 +422,4 @@ def _factors(width: int, seed: int, device: torch.device) -> Int[Tensor, "2 word
 
 def mark(matrix: Tensor) -> tuple[object, ...]:
     """What a matrix is told by: its shape, dtype and bits."""
-    strips = matrix.split(max(1, _STRIP // max(1, matrix.shape[1])))
-    marks = torch.cat([row_marks(strip) for strip in strips])
-    return tuple(matrix.shape), matrix.dtype, int(row_marks(marks, 1))
+    return tuple(matrix.shape), matrix.dtype, int(row_marks(row_marks(matrix), 1))

@@ -1,4 +1,4 @@
-"""The compiled loops over the vectors of tokens and of queries: norms, cosines, peaks, moments and medians."""
+"""The compiled loops over the vectors of tokens and of queries: norms, cosines, peaks, moments, medians and bits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ QUERIES = (
 )
 
 MEDIANS = "void(float32[:,::1], float32[::1], int64, int64)"
+
+MARKS = "void(int64[:,::1], int64[:,::1], int64[::1], int64, int64)"
 
 NORM, PRODUCT, PEAK, KURTOSIS = range(4)
 """The places of a token's facts in the first axis of `facts`."""
@@ -192,3 +194,22 @@ def read_queries(query, key, causal, norms, units, paired, begin, step):
         for head in range(repeat):
             for channel in range(width):
                 units[sequence, group, head, channel] = total[head, channel]
+
+
+@compiled(MARKS)
+@no_type_check
+def read_marks(words, factors, marks, begin, step):
+    """Sums each row's words, times factors: modulo 2**64, as the processor computes with whole numbers.
+
+    Args:
+        words: (row, word).
+        factors: a word's factor, and that of its upper half, (2, word).
+        marks: (row).
+        begin, step: the rows that this call takes.
+    """
+    (rows, count), whole, upper = words.shape, factors[0], factors[1]
+    for row in range(begin, rows, step):
+        line, total = words[row], 0
+        for place in range(count):
+            total += line[place] * whole[place] + (line[place] >> 32) * upper[place]
+        marks[row] = total
