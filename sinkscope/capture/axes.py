@@ -70,8 +70,8 @@ def in_one_order(
     tensors: Sequence[Tensor | None], rows: Sequence[tuple[int, int]], last: bool | None
 ) -> list[Tensor | None]:
     """The hidden states that a module had in each pass, as `by_sequence_and_position`. What the sizes of one pass do
-    not show, those of another may: the order of the axes is the same in all. `rows`: B and T of each pass. Passes of the
-    same B and T may come together, along a first axis."""
+    not show, those of another may: the order of the axes is the same in all. `rows`: B and T of each pass. Passes of
+    the same B and T may come together, along a first axis."""
     shapes = [(tensor.shape[-3:], sizes) for tensor, sizes in zip(tensors, rows, strict=True) if tensor is not None]
     if last is None and any(shape[2] != sizes[1] and {*shape[:2]} == {*sizes} for shape, sizes in shapes):
         last = True
