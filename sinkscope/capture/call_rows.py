@@ -73,10 +73,10 @@ class CallRows:
             firsts, lasts = (
                 [part.shared(row, 2) for row, part in zip(rows, taken, strict=True)] for rows in (firsts, lasts)
             )
-        offsets = [torch.full((row.shape[2],), offset) for row, offset in zip(firsts, self._offsets, strict=True)]
+        counts = torch.tensor([row.shape[2] for row in firsts])
         starts, ends = _in_a_row(firsts), _in_a_row(lasts)
-        sees, offset = ends > starts, torch.cat(offsets).to(starts.device)
-        return torch.where(sees, starts + offset, 0), torch.where(sees, ends + offset, 0)
+        offsets = torch.tensor(self._offsets).repeat_interleave(counts).to(starts.device)
+        return torch.where(ends > starts, starts + offsets, 0), torch.where(ends > starts, ends + offsets, 0)
 
     def _spans(self) -> tuple[list[Tensor], list[Tensor]]:
         """The first key of every query of each pass, and the one after its last, counted from the first key in its

@@ -188,7 +188,8 @@ class InlineWatch(TorchFunctionMode):
             call.feeds_projection = bool(self.in_multi_head)
             self._hand(call)
             return
-        origins = [self.tracked[tensor] for tensor in _tensors(args, kwargs) if tensor in self.tracked]
+        tracked = self.tracked  # most often empty, and a lookup by weak reference is slow
+        origins = [tracked[tensor] for tensor in _tensors(args, kwargs) if tensor in tracked] if tracked else []
         softmaxes = [origin for origin in origins if isinstance(origin, _Softmax)]
         products = frozenset(product for origin in origins if isinstance(origin, frozenset) for product in origin)
         if name == "softmax":
