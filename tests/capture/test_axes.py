@@ -22,6 +22,7 @@ from transformers.models.fsmt import modeling_fsmt
 
 import sinkscope
 from sinkscope.capture.axes import by_sequence_and_position, in_one_order
+from sinkscope.capture.steps import _of_one_size
 from sinkscope.checkpoints import wrap_model
 from sinkscope.checkpoints.forward import Forward
 
@@ -149,3 +150,22 @@ def test_orders_that_sizes_do_not_show_are_left_out() -> None:
     ordered = in_one_order(pieces, [(2, 5), (2, 2), (2, 1)], None)
     for found, piece in zip(ordered, pieces, strict=True):
         assert torch.equal(found, piece.transpose(0, 1))
+
+
+def test_passes_of_the_same_sizes_are_turned_together() -> None:
+    prompt, steps = torch.randn(5, 2, 8), torch.randn(7, 1, 2, 8)
+    ordered = in_one_order([prompt[None], steps], [(2, 5), (2, 1)], None)
+    assert torch.equal(ordered[0], prompt[None].transpose(1, 2))
+    assert torch.equal(ordered[1], steps.transpose(1, 2))
+    channels = torch.randn(7, 2, 8, 3)
+    assert torch.equal(in_one_order([channels], [(2, 3)], False)[0], channels.mT)
+
+
+def test_passes_of_other_sizes_are_parted() -> None:
+    """The sizes of tensors do not tell how many sequences and tokens a pass had."""
+    prompt, steps, last = torch.randn(1, 5, 8), torch.randn(3, 2, 8), torch.randn(2, 1, 8)
+    sizes = [(1, 5), (2, 1), (2, 1), (1, 2), (1, 1), (1, 1)]
+    stacks, found = _of_one_size([prompt[None], steps[:, None], last[:, None]], sizes)
+    assert found == [(1, 5), (2, 1), (2, 1), (1, 2), (1, 1)]
+    assert [len(stack) for stack in stacks] == [1, 1, 1, 1, 2]
+    assert torch.equal(torch.cat(stacks[1:4])[:, 0], steps)

@@ -17,6 +17,7 @@ from sinkscope.capture import shelf as shelves
 from sinkscope.capture.kept import Kept
 from sinkscope.capture.rows import OPEN, SMALL, TOGETHER, Rows, Store
 from sinkscope.capture.shelf import Shelf
+from sinkscope.capture.still_cached import Taken, joined
 from sinkscope.errors import SinkscopeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
@@ -62,6 +63,24 @@ def test_tensors_come_back_as_they_were(dtype: torch.dtype, in_memory: int, monk
     rows.add(tensors[-1])
     assert_holds(rows, tensors)
     assert rows.passes == len(tensors)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("moved", [None, 0, 9], ids=["as they were", "after the prompt", "in the middle"])
+def test_runs_of_passes_are_joined_as_their_pieces_are(moved: int | None, axis: int) -> None:
+    """`moved`: the pass up to which other sequences are taken than the last pass had; of the last one, no token is."""
+    passes = [random(torch.float32, 2, 4, 4, 3)] + [random(torch.float32, 2, 1, 1, 3) for _ in range(2 * TOGETHER)]
+    taken = [Taken(None, None) for _ in passes]
+    if moved is not None:
+        taken[: moved + 1] = [Taken(torch.tensor([1, 1]), None)] * (moved + 1)
+        taken[-1] = Taken(None, 0)
+    wide = [passes[0][:, :1] if axis == 2 else passes[0][:, :, :1], *passes[1:]]
+    (rows,) = filled(*[[tensor] for tensor in wide])
+    stacks = rows.stacks
+    assert stacks is not None
+    assert len(stacks) < 5
+    pieces = [part.of(tensor, axis) for tensor, part in zip(wide, taken, strict=True)]
+    assert torch.equal(joined(stacks, taken, axis), torch.cat(pieces, axis))
 
 
 def test_small_tensors_are_in_few_pieces_of_memory_and_large_ones_where_they_were() -> None:
