@@ -147,6 +147,8 @@ def joined(stacks: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
             kept.append(stack.movedim(0, axis).flatten(axis, axis + 1))
         else:
             kept += [part.of(piece, axis) for piece, part in zip(stack, parts, strict=True)]
+    if start != len(taken):
+        raise ValueError(f"the tensors of {start} passes are joined as if they were of {len(taken)}")
     return kept[0] if len(taken) == 1 else torch.cat(kept, axis)
 
 

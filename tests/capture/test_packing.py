@@ -83,6 +83,11 @@ def test_runs_of_passes_are_joined_as_their_pieces_are(moved: int | None, axis: 
     assert torch.equal(joined(stacks, taken, axis), torch.cat(pieces, axis))
 
 
+def test_fewer_tensors_than_passes_are_not_joined() -> None:
+    with pytest.raises(ValueError, match="2 passes are joined as if they were of 3"):
+        joined([torch.zeros(2, 1, 1, 3)], [Taken(None, None)] * 3, 1)
+
+
 def test_small_tensors_are_in_few_pieces_of_memory_and_large_ones_where_they_were() -> None:
     small, large = [torch.randn(2, 3) for _ in range(2 * TOGETHER)], torch.zeros(SMALL)
     assert len(memory(filled(*[[tensor] for tensor in small])[0])) == 3, "the first one, and two tables"
