@@ -11,7 +11,7 @@ from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.masks.lazy import made_in_strips
 from sinkscope.capture.masks.visibility import Visibility, from_spans, read_mask
 from sinkscope.capture.rows import Store
-from sinkscope.capture.still_cached import Taken, joined
+from sinkscope.capture.taken import Taken, joined
 from sinkscope.errors import SinkscopeError
 
 JOINED = frozenset({

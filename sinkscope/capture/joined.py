@@ -23,7 +23,7 @@ from sinkscope.capture.reordered import Order
 from sinkscope.capture.rows import Store
 from sinkscope.capture.sites import may_be_block, place_of, shown_name, stream_of
 from sinkscope.capture.steps import Steps
-from sinkscope.capture.still_cached import Taking
+from sinkscope.capture.taken import Taking
 from sinkscope.capture.views import Span
 from sinkscope.capture.wholes import Outline
 from sinkscope.errors import SinkscopeError

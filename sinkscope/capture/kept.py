@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.capture.bits import bit_sums
 from sinkscope.capture.private_doors import times_written
-from sinkscope.capture.still_cached import bit_sums
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,17 +19,8 @@ from sinkscope.capture.map_steps import MapSteps
 from sinkscope.capture.masks.visibility import Visibility, from_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.rows import Rows, Store, are_copied
-from sinkscope.capture.still_cached import (
-    SlotSums,
-    StillCached,
-    Taken,
-    Taking,
-    first_seen,
-    joined,
-    newest,
-    weighs,
-    windowed,
-)
+from sinkscope.capture.still_cached import SlotSums, StillCached, first_seen, newest, weighs, windowed
+from sinkscope.capture.taken import Taken, Taking, joined
 from sinkscope.capture.views import Stream
 from sinkscope.capture.wholes import Outline, Whole
 from sinkscope.errors import SinkscopeError

@@ -1,24 +1,22 @@
-"""Which tokens a batch of sequences still holds: the rows of each pass that stay, and the keys that a cache has not
-dropped, told by their bits. Also what one pass shows of the cache's slots: which it sees, and which get attention.
+"""Which tokens' keys a cache still holds, where it has dropped or changed some of them. Also what one pass shows of the
+cache's slots: which it sees, and which get attention.
 
-Between two passes over a cache its owner may put the sequences in another order (beam search goes on with some of
-them, several times or not at all), and may take the newest tokens back (assisted generation).
+A dropped key is one that no later query sees, as if a mask hid it. The slots of a cache do not say whose keys they
+hold, and heads may keep different ones. So keys and values are compared, bit by bit, with those that the tokens had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from sinkscope.capture.bits import bit_sums, marks, row_marks
 from sinkscope.capture.calls import AttentionCall
 from sinkscope.capture.growth import Growth, Slots
 from sinkscope.capture.kernels.attend import read
-from sinkscope.capture.loops import loops_over, run
 from sinkscope.capture.masks.visibility import Visibility
 from sinkscope.errors import SinkscopeError
 
@@ -54,108 +52,6 @@ def first_seen(visible: Visibility, past: int, name: str) -> Tensor:
         if bool((end == order).all()) and bool((first == first[..., :1]).all()) and bool((first < order).all()):
             return first[:, 0, 0].clamp(max=past)
     raise SinkscopeError(f"{name} hides keys from some queries over a cache that changed others: it is not read")
-
-
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """What is taken of one pass: `rows` of its batch, one for each sequence of the last pass (None = all, in their
-    order), and its first `tokens` tokens (None = all)."""
-
-    rows: Tensor | None
-    tokens: int | None
-
-    @property
-    def whole(self) -> bool:
-        """Whether all is taken, as it was."""
-        return self.rows is None and self.tokens is None
-
-    def of(self, tensor: Tensor, axis: int) -> Tensor:
-        """What is taken of a tensor whose first axis is the batch and whose `axis` is the pass's tokens."""
-        return self._first(self.batch(tensor), axis)
-
-    def batch(self, tensor: Tensor) -> Tensor:
-        """The sequences of a tensor whose first axis is the batch."""
-        return tensor if self.rows is None else tensor.index_select(0, self.rows.to(tensor.device))
-
-    def shared(self, tensor: Tensor, axis: int) -> Tensor:
-        """The same of a tensor that has one row for all sequences, or one for each."""
-        return self.of(tensor, axis) if tensor.shape[0] > 1 else self._first(tensor, axis)
-
-    def _first(self, tensor: Tensor, axis: int) -> Tensor:
-        return tensor if self.tokens is None else tensor.narrow(axis, 0, self.tokens)
-
-
-class Taking:
-    """What is taken of the passes so far. `length`: tokens of a sequence so far."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._tokens: list[int] = []
-        self._cut: list[bool] = []
-        self._moves: list[Tensor | None] = []
-
-    def add(self, tokens: int) -> None:
-        """A pass over so many tokens has ended."""
-        self.length += tokens
-        self._tokens.append(tokens)
-        self._cut.append(False)
-        self._moves.append(None)
-
-    def move(self, rows: Tensor) -> None:
-        """The sequences that go on are those that the last pass had at `rows`."""
-        last = self._moves[-1]
-        self._moves[-1] = rows if last is None else last[rows]
-
-    def take_back(self, length: int) -> None:
-        """The tokens from `length` on are no part of the sequences any more."""
-        start = 0
-        for number, tokens in enumerate(self._tokens):
-            self._tokens[number] = max(0, min(tokens, length - start))
-            self._cut[number] |= self._tokens[number] < tokens
-            start += tokens
-        self.length = min(self.length, length)
-
-    def of_last(self) -> list[Taken]:
-        """What is taken of each pass for the sequences that the last pass read.
-
-        An order that no pass came after is left out: no sequence went on in it.
-        """
-        return self._taken(self._moves[:-1])
-
-    def of_next(self) -> list[Taken]:
-        """What is taken of each pass for the sequences that go on."""
-        return self._taken(self._moves)
-
-    def _taken(self, moves: list[Tensor | None]) -> list[Taken]:
-        taken, rows = list[Taken](), None
-        for number in reversed(range(len(self._tokens))):
-            move = moves[number] if number < len(moves) else None
-            if move is not None:
-                rows = move if rows is None else move[rows]
-            taken.append(Taken(rows, self._tokens[number] if self._cut[number] else None))
-        return taken[::-1]
-
-
-def joined(stacks: list[Tensor], taken: list[Taken], axis: int) -> Tensor:
-    """The tokens of all passes along an axis, in the last pass's order of sequences. `stacks`: the tensors of passes
-    that followed one another, along a first axis that `axis` does not count."""
-    kept, start = list[Tensor](), 0
-    for stack in stacks:
-        parts = taken[start : start + len(stack)]
-        start += len(stack)
-        if all(part.whole for part in parts):
-            kept.append(stack.movedim(0, axis).flatten(axis, axis + 1))
-        else:
-            kept += [part.of(piece, axis) for piece, part in zip(stack, parts, strict=True)]
-    if start != len(taken):
-        raise ValueError(f"the tensors of {start} passes are joined as if they were of {len(taken)}")
-    return kept[0] if len(taken) == 1 else torch.cat(kept, axis)
-
-
-# Which tokens' keys a cache still holds, where it has dropped some of them.
-#
-# A dropped key is one that no later query sees, as if a mask hid it. The slots of a cache do not say whose keys they
-# hold, and heads may keep different ones. So keys and values are compared, bit by bit, with those that the tokens had.
 
 
 HELD = torch.iinfo(torch.int64).max
@@ -355,73 +251,7 @@ def _slot_sums(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group slot"]:
     return bit_sums(keys) + bit_sums(values)
 
 
-def bit_sums(rows: Tensor) -> Int[Tensor, ...]:
-    """The bits of the rows of the last axis as integers, summed modulo 2**64."""
-    return _words(rows).sum(-1, dtype=torch.int64)
-
-
-def _words(rows: Tensor) -> Int[Tensor, ...]:
-    """The bits of the rows of the last axis as integers; of 64 bits each, where rows are made of such: torch adds and
-    multiplies these several times as fast as narrower ones."""
-    rows, size = rows.detach(), rows.element_size()
-    bits, wide = _BITS[size], torch.int64.itemsize
-    if size * rows.shape[-1] % wide == 0:
-        at = (*rows.stride()[:-1], rows.storage_offset())
-        fits = rows.stride(-1) == 1 and all(size * step % wide == 0 for step in at)
-        rows, bits = rows if fits else rows.clone(memory_format=torch.contiguous_format), torch.int64
-    return rows.view(bits)
-
-
 def newest(held: StillCached, slots: int) -> bool:
     """Whether a cache holds the newest tokens alone, every head the same, as under a sliding window."""
     tokens = held.end.shape[2]
     return bool(((held.end == HELD).sum(2) == slots).all()) and bool((held.end[..., tokens - slots :] == HELD).all())
-
-
-def marks(keys: Tensor, values: Tensor) -> Int[Tensor, "batch group token"]:
-    """A number for each token and KV head that is the same for the same bits of key and value, and for others with a
-    chance of about 2**-60."""
-    return row_marks(keys, 0) + row_marks(values, 1)
-
-
-# Numbers that are the same for tensors of the same bits, and for others with a chance of about 2**-60.
-
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_STRIP = 2**18
-"""Elements that torch reads at a time, so that no temporary is as large as a weight, and each stays in the caches."""
-
-
-def row_marks(rows: Tensor, seed: int = 0) -> Int[Tensor, ...]:
-    """A number for each row of the last axis: its bits as integers, times random odd ones, summed modulo 2**64.
-
-    The upper half of an integer is multiplied once more, by a factor of its own. Otherwise two changed signs would
-    cancel: an odd multiple of 2**63 is 2**63.
-    """
-    words = _words(rows)
-    found = torch.empty(words.shape[:-1], dtype=torch.int64, device=words.device)
-    lines, marks = words.reshape(found.numel(), words.shape[-1]), found.view(-1)
-    factors = _factors(words.shape[-1], seed, words.device)
-    plain = words.dtype == torch.int64 and lines.is_contiguous()
-    loop = loops_over("vectors", lines, lines.numel()) if plain else None
-    if loop is not None:
-        run(loop.read_marks, lines.numpy(), factors.numpy(), marks.numpy())
-        return found
-    strip = max(1, _STRIP // max(1, words.shape[-1]))
-    for part, sums in zip(lines.split(strip), marks.split(strip), strict=True):
-        numbers = part.long()
-        torch.sum((numbers * factors[0]).add_((numbers >> 32).mul_(factors[1])), -1, out=sums)
-    return found
-
-
-@lru_cache(maxsize=32)
-def _factors(width: int, seed: int, device: torch.device) -> Int[Tensor, "2 word"]:
-    """The factors of a row's words and of their upper halves."""
-    draw = torch.Generator().manual_seed(seed)
-    with torch.inference_mode(False):  # what is made in inference mode could not be used everywhere
-        return (torch.randint(-(2**62), 2**62, (2, width), generator=draw) * 2 + 1).to(device)
-
-
-def mark(matrix: Tensor) -> tuple[object, ...]:
-    """What a matrix is told by: its shape, dtype and bits."""
-    return tuple(matrix.shape), matrix.dtype, int(row_marks(row_marks(matrix), 1))

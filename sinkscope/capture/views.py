@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from sinkscope.capture.bits import mark
 from sinkscope.capture.calls import AttentionCall, MaskReadings
 from sinkscope.capture.hooks import first_returned
 from sinkscope.capture.inline.calls import as_output, check_axes, sequences_first, turned_fold
@@ -21,7 +22,6 @@ from sinkscope.capture.learned_keys import added_output
 from sinkscope.capture.output_projection import factors_of, projection_weight
 from sinkscope.capture.plan import INLINE
 from sinkscope.capture.sites import Site, shown_name
-from sinkscope.capture.still_cached import mark
 from sinkscope.capture.view import LayerView
 from sinkscope.errors import SinkscopeError
 

@@ -17,7 +17,7 @@ from sinkscope.capture import shelf as shelves
 from sinkscope.capture.kept import Kept
 from sinkscope.capture.rows import OPEN, SMALL, TOGETHER, Rows, Store
 from sinkscope.capture.shelf import Shelf
-from sinkscope.capture.still_cached import Taken, joined
+from sinkscope.capture.taken import Taken, joined
 from sinkscope.errors import SinkscopeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinkscope.capture.still_cached import _factors, mark, row_marks
+from sinkscope.capture.bits import _factors, mark, row_marks
 
 WIDTHS = [1, 3, 8, 12]
 
@@ -42,7 +42,7 @@ def test_the_loop_and_torch_agree(dtype: torch.dtype, shape: tuple[int, ...], mo
     rows = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     several = rows, rows.mT, rows[..., 4:]
     found = [row_marks(each, 1) for each in several]
-    monkeypatch.setattr("sinkscope.capture.still_cached.loops_over", lambda *_: None)
+    monkeypatch.setattr("sinkscope.capture.bits.loops_over", lambda *_: None)
     assert all(torch.equal(row_marks(each, 1), marks) for each, marks in zip(several, found, strict=True))
 
 
