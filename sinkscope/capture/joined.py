@@ -34,11 +34,13 @@ INTERRUPTED = "a step was interrupted while it was read: its sequences were left
 class Joined:
     """The passes over one batch of sequences, in their order.
 
-    `add` raises SinkscopeError where a pass does not go on where the last one ended.
+    `facts`: what its first pass computed in. `add` raises SinkscopeError where a pass does not go on where the last one
+    ended.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, facts: dict[str, str | None] | None = None) -> None:
         self._model = model
+        self.facts = facts or {}
         self.passes = 0
         self._first: Pass | None = None
         self._latest_ids: Tensor | None = None

@@ -197,11 +197,26 @@ def add_facts(checkpoint: Checkpoint, tokenizer_sha256: Callable[[], str | None]
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
         "parameters": _parameters(model),
-        "dtype": str(checkpoint.dtype).removeprefix("torch."),
-        "device": devices(model),
-        "attention_implementation": attention_name(config),
+        **_computed_in(model, checkpoint.dtype),
         "max_positions": checkpoint.max_positions,
         "quantization": quantization(config) or quantiser(model),
+    }
+
+
+def computed_now(checkpoint: Checkpoint) -> dict[str, str | None]:
+    """What a pass that runs now computes in: the facts that a program may change between two passes. The dtype is
+    autocast's, where that is on."""
+    kind, dtype = checkpoint.device.type, checkpoint.dtype
+    if dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return _computed_in(checkpoint.model, dtype)
+
+
+def _computed_in(model: nn.Module, dtype: torch.dtype) -> dict[str, str | None]:
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": devices(model),
+        "attention_implementation": attention_name(configuration(model)),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from sinkscope.capture import Plan, Site
 from sinkscope.capture.sites import shown_name
@@ -31,6 +32,7 @@ from sinkscope.runs.run import Run
 from sinkscope.tables.values import Domain, Places, PlacesOf, text_regions
 
 OUTPUTS = "the outputs of the model's own attention"
+_SAID = {"dtype": "dtype", "device": "device", "attention_implementation": "attention implementation"}
 KINDS = KindNames(("first position", "position"))
 
 
@@ -41,7 +43,7 @@ class _Kind:
     `read`: SHA-256 of what the model read of each. `has_tokens`: whether it read token ids in all of them; `by_ids`:
     whether it read nothing else. `unseen`: how many have a position that no query may see; `like_padding`: how many
     begin or end with a token with which programs pad, without a mask; `longer`: how many begin with all tokens of one
-    of the batch before.
+    of the batch before; `facts`: what the passes computed in, as `computed_now` says it.
     """
 
     calls: Calls
@@ -53,6 +55,7 @@ class _Kind:
     unseen: int = 0
     like_padding: int = 0
     longer: int = 0
+    facts: dict[str, set[str | None]] = field(default_factory=dict)
 
     @property
     def of_signals(self) -> bool:
@@ -97,6 +100,8 @@ class Heap:
         kind.by_ids &= found.given is None
         kind.unseen += found.unseen
         kind.like_padding += found.like_padding
+        for name, fact in found.facts.items():
+            kind.facts.setdefault(name, set()).add(fact)
         before = kind.ids[len(kind.ids) - found.count :] if found.ids is not None else []
         for number, length in enumerate(found.lengths):
             row = np.zeros(length, dtype=np.int64) if found.ids is None else found.ids[number, :length].numpy()
@@ -217,6 +222,7 @@ class Watched:
             for kind in kinds:
                 every.append(kind.calls)
                 sites |= kind.calls.sites
+        self._facts = self._shared_facts()
         self.plan: Plan = plan_of(checkpoint.model, every, self.failures, self.keywords)
         self.reading = self._reading()
 
@@ -245,7 +251,22 @@ class Watched:
         self.plan = replace(self.plan, failures=self.failures, keywords=self.keywords)
         manifest = describe(self, self._request, self._check())
         warnings = [*manifest.warnings, *self._unseen(), *self._like_padding(), *self._longer(), *self.left_out]
-        return build_run(self, manifest.model_copy(update={"warnings": warnings}), started, True)
+        facts = {name: " and ".join(values) for name, values in self._facts.items() if values}
+        warnings += [
+            f"the passes differ in their {_SAID[name]}: {facts[name]}"
+            for name, values in self._facts.items()
+            if len(values) > 1
+        ]
+        model = manifest.model.model_copy(update=facts)
+        return build_run(self, manifest.model_copy(update={"warnings": warnings, "model": model}), started, True)
+
+    def _shared_facts(self) -> dict[str, list[str]]:
+        """What the passes computed in: the values of each fact."""
+        values: dict[str, set[str]] = {}
+        for kind in (kind for kinds in self._kinds.values() for kind in kinds):
+            for name, found in kind.facts.items():
+                values.setdefault(name, set()).update(value for value in found if value is not None)
+        return {name: sorted(found) for name, found in values.items()}
 
     def _count(self, of: Callable[[_Kind], int]) -> int:
         """The sequences of all domains that have something: of a domain, the most that any of its kinds tells."""
@@ -314,7 +335,8 @@ class Watched:
         difference, where = self._measurer.worst
         if not self._measurer.compared:
             return {"status": "skipped"}
-        bound = BOUNDS.get(self.checkpoint.dtype)
+        bounds = (BOUNDS.get(getattr(torch, name)) for name in self._facts["dtype"])
+        bound = max(filter(None, bounds), default=None)
         layers = len(self._measurer.compared)
         return {
             "status": "passed", "layers": layers, "reference": OUTPUTS, "max_difference": difference, "bound": bound,

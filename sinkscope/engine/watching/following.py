@@ -48,6 +48,7 @@ class Follower:
     `measure`, with the label it began under.
 
     `begin(first)` is told of the first pass of sequences over a cache, which are measured only when they have ended.
+    `facts()` says what a pass that just ran computed in.
     `measure(joined, label)` returns how many sequences it measured, and raises where it cannot. `every`, `limit`,
     `until`: as in `watch`. `label`: that of the sequences that begin now. `anywhere`: in all threads.
 
@@ -58,12 +59,13 @@ class Follower:
     """
 
     def __init__(
-        self, model: nn.Module, begin: Callable[[Pass], None], measure: Callable[[Joined, str], int], every: int,
-        limit: int | None, until: int | None, label: str, anywhere: bool = False,
+        self, model: nn.Module, begin: Callable[[Pass], None], measure: Callable[[Joined, str], int],
+        facts: Callable[[], dict[str, str | None]], every: int, limit: int | None, until: int | None, label: str,
+        anywhere: bool = False,
     ) -> None:  # fmt: skip
         along = partial(cache_changes, self._changed), partial(text_ends, self._ends_by)
         self.listener = Listener(model, self._wants, self._ended, self.leave_out, along, anywhere)
-        self._model, self._first, self._measure = model, begin, measure
+        self._model, self._first, self._measure, self._facts = model, begin, measure, facts
         self._every, self._limit, self._until = every, limit, until
         self._open: dict[int, tuple[weakref.ref[Any], Joined | None, str]] = {}
         self.reset(label)
@@ -259,13 +261,13 @@ class Follower:
                 self.leave_out(not_read(now.unmatched))
             return
         try:
+            fresh, keeps = joined is None, now.keeps
+            joined = Joined(self._model, self._facts()) if joined is None else joined
             with undisturbing():
-                fresh, keeps = joined is None, now.keeps
                 if fresh and keeps is not None and keeps():
                     now.cache = self._begin_own(None)
                 if fresh and now.cache is not None:
                     self._first(now)
-                joined = Joined(self._model) if joined is None else joined
                 joined.add(now)
                 self._latest[get_ident()] = weakref.ref(joined)
                 if now.cache is None:

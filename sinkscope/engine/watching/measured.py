@@ -62,7 +62,7 @@ class Sequences:
     `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
     each sequence was given; None where the ids tell all. `unseen`: how many sequences have a position that no query
     may see. `like_padding`: how many begin or end with a token with which programs pad, without a mask. `pooled`:
-    modules that attended from one position alone, and were not read.
+    modules that attended from one position alone, and were not read. `facts`: as `Joined` has them.
     """
 
     calls: Calls
@@ -75,6 +75,7 @@ class Sequences:
     unseen: int
     like_padding: int
     pooled: frozenset[str] = frozenset()
+    facts: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Measurer:
         alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
         return Sequences(
             calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike,
-            _pooled(joined.first, every),
+            _pooled(joined.first, every), joined.facts,
         )  # fmt: skip
 
     def _measured(

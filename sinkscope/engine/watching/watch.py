@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from sinkscope.capture.alone import alone
 from sinkscope.capture.joined import Joined
 from sinkscope.capture.views import Views
 from sinkscope.checkpoints import wrap_running
+from sinkscope.checkpoints.checkpoint import computed_now
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.following import Follower
@@ -62,8 +64,9 @@ class Watch:
         self._heaps: dict[str, Heap] = {}
         self._started = time.perf_counter()
         self._follower = Follower(
-            self._checkpoint.model, self._measurer.begin, self._measure, every, limit, until, LABEL, threads
-        )
+            self._checkpoint.model, self._measurer.begin, self._measure, partial(computed_now, self._checkpoint), every,
+            limit, until, LABEL, threads,
+        )  # fmt: skip
         self._threads = threads
         self._listener = self._follower.listener
         self._stack: ExitStack | None = None
