@@ -397,3 +397,18 @@ def cache_returned(output: Any) -> Any:
     names = set(output.keys()) if isinstance(output, Mapping) else CACHES
     values = (getattr(output, name, None) for name in CACHES if name in names)
     return next((cache for value in values if (cache := _cache_in(value)) is not None), None)
+
+
+def for_few_tokens(heard: list[Heard]) -> frozenset[str]:
+    """The modules that ran for some tokens of a text alone, over the very keys of an earlier call with more queries.
+
+    Gemma 4's last layers, which share the keys of earlier ones, run for the tokens whose logits are asked for.
+    """
+    queries, found = dict[tuple[object, ...], int](), set[str]()
+    for each in heard:
+        if each.call is not None:
+            key = each.call.key
+            at = key.data_ptr(), tuple(key.shape), key.stride()
+            if each.queries < queries.setdefault(at, each.queries):
+                found.add(each.module)
+    return frozenset(found)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinkscope.capture.calls import MaskReadings
 from sinkscope.capture.growth import Growth
-from sinkscope.capture.heard import Around, Heard, Onward, Pass
+from sinkscope.capture.heard import Around, Heard, Onward, Pass, for_few_tokens
 from sinkscope.capture.padded import BEHIND, HUGGING_FACE, OWN, TARGET, Padding, Side, has_holes, valid_spans
 from sinkscope.capture.plan import INTERFACE
 from sinkscope.capture.reordered import Order
@@ -34,13 +34,14 @@ INTERRUPTED = "a step was interrupted while it was read: its sequences were left
 class Joined:
     """The passes over one batch of sequences, in their order.
 
-    `facts`: what its first pass computed in. `add` raises SinkscopeError where a pass does not go on where the last one
-    ended.
+    `facts`: what its first pass computed in. `partial`: the modules that `for_few_tokens` finds in it, which are left
+    out. `add` raises SinkscopeError where a pass does not go on where the last one ended.
     """
 
     def __init__(self, model: nn.Module, facts: dict[str, str | None] | None = None) -> None:
         self._model = model
         self.facts = facts or {}
+        self.partial = frozenset[str]()
         self.passes = 0
         self._first: Pass | None = None
         self._latest_ids: Tensor | None = None
@@ -179,6 +180,8 @@ class Joined:
             raise SinkscopeError(
                 f"a cache went on at token {now.before} after {self.length} tokens: what came in between is not read"
             )
+        if not self.passes:
+            self.partial = for_few_tokens(now.heard)
         if now.cache is not None and self.passes:
             for heard in now.heard:
                 if heard.name in self._sites and heard.call is not None:
@@ -194,13 +197,15 @@ class Joined:
                 if record.path == now.heard[number].module or self._may_be_block(record.path):
                     around[number][record.path] = record
         for heard, surrounding in zip(now.heard, around, strict=True):
+            if heard.module in self.partial:
+                continue
             if heard.changed:
                 raise SinkscopeError(f"{heard.shown} writes into the tensors that it attends with: they cannot be read")
             growth = None if heard.call is None else grown.get(id(heard.call.key))
             self._add(heard, now, surrounding, masks, live, growth)
         if self.passes:
             self._check_same(now)
-        self._taking.add(_tokens(now) if now.heard else 0)
+        self._taking.add(self._tokens(now) if now.heard else 0)
         self._masks |= {name: (self.passes, mask.clone()) for name, mask in now.masks.items()}
         now.masks = {}
         if self._idle is None:
@@ -228,9 +233,19 @@ class Joined:
 
     def _cut_ids(self, now: Pass) -> None:
         """Leaves a pass its own token ids, where the model was given the whole text again and read its end alone."""
-        queries = {heard.queries for heard in now.heard}
+        queries = self._queries(now)
         if now.ids is not None and len(queries) == 1 and self.length + (new := queries.pop()) == now.ids.shape[1]:
             now.ids = now.ids[:, -new:]
+
+    def _queries(self, now: Pass) -> set[int]:
+        return {heard.queries for heard in now.heard if heard.module not in self.partial}
+
+    def _tokens(self, now: Pass) -> int:
+        """The positions that a pass adds: its tokens, or as many as attend where a model (GIT) puts others before."""
+        queries = self._queries(now)
+        if now.ids is not None and (now.ids.shape[1] in queries or not queries):
+            return int(now.ids.shape[1])
+        return max(queries)
 
     def _live(self, now: Pass) -> Tensor | None:
         """[B]: the sequences that had not ended before a pass; None where none had."""
@@ -379,7 +394,7 @@ class Joined:
     def _ends(self) -> list[int] | None:
         """The end of each sequence after the token that ends its text, where one and the same token fills the rest;
         None where no sequence has such an end."""
-        ids, prompt = self.ids, _tokens(self.first)
+        ids, prompt = self.ids, self._tokens(self.first)
         last = None if ids is None else self._last_tokens(ids)
         if ids is None or last is None or self.passes == 1 or len(ids) == 1:
             return None  # a sequence alone waits for no other
@@ -462,11 +477,3 @@ def _end(ids: Tensor, prompt: int, last: Tensor) -> int:
         return len(ids)
     end = prompt + int(places[0]) + 1
     return end if end < len(ids) and bool((ids[end:] == ids[-1]).all()) else len(ids)
-
-
-def _tokens(now: Pass) -> int:
-    """The positions that a pass adds: its tokens, or as many as attend where a model puts others before them (GIT)."""
-    queries = {heard.queries for heard in now.heard}
-    if now.ids is not None and (now.ids.shape[1] in queries or not queries):
-        return int(now.ids.shape[1])
-    return max(queries)

@@ -97,7 +97,8 @@ class StillCached:
         places = torch.arange(keys.shape[2], device=keys.device)
         seen = (places >= first.view(-1, 1, 1)) & known
         held = torch.zeros_like(self.end).scatter_reduce_(2, tokens, seen.long(), "amax") > 0
-        if self._lost_the_newest(held, gone):
+        there = torch.zeros_like(self.end).scatter_reduce_(2, tokens, known.long(), "amax") > 0
+        if self._lost_the_newest(there, gone):  # a mask may hide tokens that are there, as at the end of a chunk
             raise SinkscopeError(
                 f"the cache of {name} lost its newest tokens, but not by `crop` or by the same slice in every layer: "
                 "not read"
@@ -119,9 +120,9 @@ class StillCached:
         overwritten = (rest & seen & ~held).sum(2) <= (~known).sum(2)
         return bool(overwritten.all()) and not bool((held & seen & ~rest).any())
 
-    def _lost_the_newest(self, held: Tensor, gone: int) -> bool:
+    def _lost_the_newest(self, there: Tensor, gone: int) -> bool:
         """Whether the `gone` slots were those of the newest tokens in every head, as if these were taken back."""
-        return gone > 0 and not bool(held[..., -gone:].any())
+        return gone > 0 and not bool(there[..., -gone:].any())
 
     def grow(self, keys: Tensor, values: Tensor) -> None:
         """A pass brought the keys and values of new tokens, which its cache holds."""

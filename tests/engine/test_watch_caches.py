@@ -46,6 +46,20 @@ def test_generation_gives_the_numbers_of_one_pass(family: str, cache: str, left:
     assert run.manifest.data[0].seq_len == 12 + NEW - 1
 
 
+@pytest.mark.parametrize("cache", slow_but(["dynamic", "static"], "dynamic"))
+@pytest.mark.parametrize("chunk", [8, 16])  # of fewer tokens than the prompt, and of more
+def test_chunks_end_while_a_model_writes(chunk: int, cache: str) -> None:
+    """The first query of a chunk sees none of the keys that its cache holds."""
+    experts = {"num_local_experts": 2, "intermediate_size_mlp": 48}
+    model, given = writer("llama4_text", attention_chunk_size=chunk, head_dim=12, **experts), prompt()
+    settings = {} if cache == "dynamic" else {"cache_implementation": cache}
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given, **settings)
+    assert written.shape[1] > 17
+    assert_same(seen.run(), in_one_pass(model, written, given))
+    assert not seen.left_out
+
+
 @pytest.mark.parametrize("left", slow_but([0, 4], 4))
 def test_a_sequence_is_measured_until_it_is_long_enough(left: int) -> None:
     """What was kept of it goes once it has so many positions, though the model writes on; a prompt is read whole."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from same_runs import assert_same
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -246,3 +247,44 @@ def test_attention_in_float64_between_layers_in_float32_is_read() -> None:
     with torch.no_grad(), sinkscope.watch(plain) as expected:
         plain(VECTORS)
     assert_same(seen.run(), expected.run())
+
+
+SHARING = {
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": 99,
+}
+"""A Gemma 4 whose last two layers share the keys of its first two."""
+
+
+@pytest.mark.parametrize("left", slow_but([0, 4], 4))
+@pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
+def test_layers_that_run_for_the_last_tokens_alone_are_left_out(attention: str, left: int) -> None:
+    """generate asks for one row of logits, for which Gemma 4 runs the layers that share keys over one token alone."""
+    model, given = writer("gemma4_text", **SHARING, attn_implementation=attention), prompt(left)
+    with sinkscope.watch(model) as seen:
+        generate(model, given)
+        with torch.no_grad():
+            model(**given, logits_to_keep=3, use_cache=False)
+    if not hasattr(model.model, "_maybe_slice_kv_shared_inputs"):
+        assert not seen.left_out
+        return
+    shorter = "model.layers.2.self_attn, model.layers.3.self_attn for the last tokens of a text alone"
+    whole = attention == "sdpa" and not left  # no mask is given, and none could be cut
+    assert [shorter in why for why in seen.left_out] == [True]
+    assert ("(2 times)" in seen.left_out[0]) != whole
+    with sinkscope.watch(model) as seen:
+        written = generate(model, given)
+        seen.label("all tokens")
+        generate(model, given, output_hidden_states=True, return_dict_in_generate=True)
+    run, expected = seen.run(), in_one_pass(model, written, given)
+    domains = run.heads.groupby("domain")
+    bos = {name: rows["bos_mass"].to_numpy(float) for name, rows in domains}
+    every = expected.heads["bos_mass"].to_numpy(float)
+    np.testing.assert_allclose(bos["all tokens"], every, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bos["watched"], every[: len(every) // 2], rtol=1e-4, atol=1e-5)

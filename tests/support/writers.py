@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from models import _COMMON, _OWN, VOCABULARY
+from models import _COMMON, _GROUPED, _OWN, VOCABULARY
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
@@ -18,8 +18,9 @@ CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parame
 
 
 def writer(family: str, **overrides: Any) -> Any:
-    """A small language model that writes; the sliding window of those that have one is 16."""
-    model_type, own = _OWN[family]
+    """A small language model that writes, of a family of models.py or of a model_type; the sliding window of those that
+    have one is 16."""
+    model_type, own = _OWN.get(family, (family, _GROUPED))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **overrides})

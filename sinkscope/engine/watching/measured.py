@@ -62,7 +62,7 @@ class Sequences:
     `ids`: [sequence, T], -1 past a sequence's end; None where no token ids were given. `given`: SHA-256 of what else
     each sequence was given; None where the ids tell all. `unseen`: how many sequences have a position that no query
     may see. `like_padding`: how many begin or end with a token with which programs pad, without a mask. `pooled`:
-    modules that attended from one position alone, and were not read. `facts`: as `Joined` has them.
+    modules that attended from one position alone, and were not read. `facts`, `partial`: as `Joined` has them.
     """
 
     calls: Calls
@@ -76,6 +76,7 @@ class Sequences:
     like_padding: int
     pooled: frozenset[str] = frozenset()
     facts: dict[str, str | None] = field(default_factory=dict)
+    partial: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Measurer:
         alike = like_padding(ids, padding_tokens(self.model)) if untold and ids is not None else 0
         return Sequences(
             calls, rows, max(lengths), lengths, ids, joined.given(rows), parts, unseen.sequences(rows), alike,
-            _pooled(joined.first, every), joined.facts,
+            _pooled(joined.first, every), joined.facts, joined.partial,
         )  # fmt: skip
 
     def _measured(
@@ -288,6 +289,15 @@ def _pooled(now: Pass, every: list[Outline]) -> frozenset[str]:
 def from_one(modules: Iterable[str]) -> str:
     """What is said of modules that attended from one position alone, as a class token's pooling does."""
     return f"attention from one position alone was not read: {', '.join(map(shown_name, sorted(modules)))}"
+
+
+def of_few_tokens(modules: Iterable[str]) -> str:
+    """What is said of modules that ran for some tokens of a text alone."""
+    names = ", ".join(map(shown_name, sorted(modules)))
+    return (
+        f"the model ran {names} for the last tokens of a text alone, over the keys of an earlier layer: not measured "
+        "(where it is given output_hidden_states=True, it runs them for all tokens)"
+    )
 
 
 def not_read(modules: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from sinkscope.checkpoints.checkpoint import computed_now
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
 from sinkscope.engine.watching.following import Follower
-from sinkscope.engine.watching.measured import Measurer, Sequences, from_one
+from sinkscope.engine.watching.measured import Measurer, Sequences, from_one, of_few_tokens
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
@@ -164,6 +164,8 @@ class Watch:
         if sequences is not None:
             if sequences.pooled:
                 self._follower.leave_out(from_one(sequences.pooled))
+            if sequences.partial:
+                self._follower.leave_out(of_few_tokens(sequences.partial))
             heap.add(sequences)
             self._heaps[label] = heap
         return sequences
