@@ -400,15 +400,16 @@ def cache_returned(output: Any) -> Any:
 
 
 def for_few_tokens(heard: list[Heard]) -> frozenset[str]:
-    """The modules that ran for some tokens of a text alone, over the very keys of an earlier call with more queries.
+    """The modules that ran for some tokens of a text alone, over the very keys with which another module attended from
+    more of them.
 
     Gemma 4's last layers, which share the keys of earlier ones, run for the tokens whose logits are asked for.
     """
-    queries, found = dict[tuple[object, ...], int](), set[str]()
+    owners, found = dict[tuple[object, ...], Heard](), set[str]()
     for each in heard:
         if each.call is not None:
             key = each.call.key
-            at = key.data_ptr(), tuple(key.shape), key.stride()
-            if each.queries < queries.setdefault(at, each.queries):
+            owner = owners.setdefault((key.data_ptr(), tuple(key.shape), key.stride()), each)
+            if each.module != owner.module and each.queries < owner.queries:
                 found.add(each.module)
     return frozenset(found)

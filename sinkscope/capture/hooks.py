@@ -36,18 +36,19 @@ def hooked(
     first: bool = False,
     always: bool = False,
     anywhere: bool = False,
+    others: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Calls `pre` before and `post` after the forward of each module until the block ends, in this thread alone. A
     copy of the module calls neither.
 
     Every hook is taken off at the end, also after an exception. `first`: `pre` comes before the hooks that a module has
     already. `always`: `post` is called, with the output None, after a forward that raised too. `anywhere`: other
-    threads call them, too.
+    threads call them, too. `others` is called in other threads in the place of `pre`.
     """
     with ExitStack() as stack:
         for module in (modules,) if isinstance(modules, nn.Module) else modules:
             if pre is not None:
-                here = _Here(module, pre, anywhere)
+                here = _Here(module, pre, anywhere, others)
                 before = module.register_forward_pre_hook(here, prepend=first, with_kwargs=with_kwargs)
                 stack.callback(before.remove)
             if post is not None:
@@ -62,16 +63,18 @@ def hooked(
 class _Here:
     """A hook of one module, in the thread that made it, or `anywhere`. It does nothing in a module that took the hooks
     of this one over, as torch's quantisation does. What is copied or saved of it does nothing either, and needs nothing
-    of ours."""
+    of ours. `others` is called in other threads."""
 
-    def __init__(self, module: nn.Module, hook: Hook, anywhere: bool) -> None:
-        self._module, self._hook = weakref.ref(module), hook
+    def __init__(self, module: nn.Module, hook: Hook, anywhere: bool, others: Callable[[], None] | None = None) -> None:
+        self._module, self._hook, self._others = weakref.ref(module), hook, others
         self._thread = None if anywhere else get_ident()
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
         thread = get_ident()
-        if module is not self._module() or self._thread not in (None, thread) or thread in _unheard:
+        if module is not self._module() or thread in _unheard:
             return None
+        if self._thread not in (None, thread):
+            return None if self._others is None else self._others()
         return self._hook(module, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,10 +126,15 @@ Making = Callable[[str, nn.Module], Callable[..., Any]]
 
 
 class Ears:
-    """Hooks before and after the forward of every module of `model`, while `on()`. `anywhere`: in all threads."""
+    """Hooks before and after the forward of every module of `model`, while `on()`. `anywhere`: in all threads.
+    `others`: called where another thread calls one of them."""
 
-    def __init__(self, model: nn.Module, entering: Making, leaving: Making, anywhere: bool = False) -> None:
-        self._model, self._entering, self._leaving, self._anywhere = model, entering, leaving, anywhere
+    def __init__(
+        self, model: nn.Module, entering: Making, leaving: Making, anywhere: bool = False,
+        others: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._entering, self._leaving = model, entering, leaving
+        self._anywhere, self._others = anywhere, others
         self._modules: dict[str, nn.Module] = {}
         self._hooks: dict[str, ExitStack] = {}
         self._without: frozenset[str] = frozenset()
@@ -177,7 +185,8 @@ class Ears:
         # The hook behind the forward comes first and goes last: another thread may be in this module, and each entry
         # that is heard needs its end.
         stack.enter_context(hooked(module, post=after, with_kwargs=True, always=True, anywhere=self._anywhere))
-        stack.enter_context(hooked(module, before, with_kwargs=True, first=True, anywhere=self._anywhere))
+        where: dict[str, Any] = {"anywhere": self._anywhere, "others": self._others}
+        stack.enter_context(hooked(module, before, with_kwargs=True, first=True, **where))
 
 
 @contextmanager

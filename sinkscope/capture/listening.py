@@ -53,7 +53,8 @@ class Listener:
     raised an error (`failed`); `unheard(why)` is told of passes that cannot be heard. `keywords` gets the unknown
     keywords. One thread is heard at a time: the one that listens, and that of a continuous batch while it runs a pass.
     `lock` is held for such a pass. `missed` gets the caches of the passes that were not heard since another thread's
-    was; None for a pass without a cache. `along` makes what else listens in each thread that is heard.
+    was; None for a pass without a cache. `along` makes what else listens in each thread that is heard. `elsewhere`:
+    whether some other thread ran the model.
 
     `anywhere`: passes of all threads are heard. They take turns: one begins when the one before it is measured.
     """
@@ -66,6 +67,7 @@ class Listener:
         self.model, self._begins, self._ended, self._tell = model, begins, ended, unheard
         self._along, self._anywhere = along, anywhere
         self._joined: set[int] = set()
+        self.elsewhere = False
         self._holds = False
         self.missed: list[weakref.ref[Any] | None] = []
         self._frames = Frames()
@@ -125,8 +127,14 @@ class Listener:
     def _hook(self) -> None:
         """Puts hooks on for this thread, once."""
         if self._ear not in self._ears and self._stack is not None and not self._rests:
-            ears = self._ears[self._ear] = Ears(self.model, self._entering, self._leaving, self._anywhere)
+            others = self._called_elsewhere if self._ear == self._home else None
+            ears = self._ears[self._ear] = Ears(self.model, self._entering, self._leaving, self._anywhere, others)
             self._stack.enter_context(ears.on())
+
+    def _called_elsewhere(self) -> None:
+        """Notes that a thread ran the model which is not listened to."""
+        if get_ident() not in self._joined and not self.elsewhere and not measuring():
+            self.elsewhere = True
 
     @property
     def _ear(self) -> int:

@@ -38,6 +38,9 @@ COMMANDS = (
 GROUPS = ("figures", "trigger")
 """The commands that have commands of their own: `app` of their module."""
 
+STARTERS = ("watch",)
+"""The commands that start a program: what stands behind its name is the program's."""
+
 SPREAD = ("scan", "ablate", "arms", "evict", "quant")
 """The commands that share their work with the other processes of a launch."""
 
@@ -60,7 +63,9 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if name in GROUPS:
             made.add_typer(module.app, name=name)
         else:
-            made.command(name, cls=Command)(guarded(getattr(module, name), spreads=name in SPREAD))
+            settings = {"allow_interspersed_args": name not in STARTERS}
+            command = made.command(name, cls=Command, context_settings=settings)
+            command(guarded(getattr(module, name), spreads=name in SPREAD))
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 def watch(
     program: Annotated[
         list[str],
-        typer.Argument(help="SCRIPT.py ARGS or -m MODULE ARGS, after two dashes.", metavar="-- PROGRAM"),
+        typer.Argument(
+            help="SCRIPT.py ARGS or -m MODULE ARGS, after two dashes and behind all options of watch.",
+            metavar="-- PROGRAM",
+        ),
     ],
     out: Annotated[
         Path,
@@ -70,7 +74,9 @@ def watch(
             rich_help_panel=FIRST,
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a finished run.", rich_help_panel=WRITTEN)] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the runs that stand in FOLDER.", rich_help_panel=WRITTEN)
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Do not report what was measured.", rich_help_panel=WRITTEN)
     ] = False,
@@ -84,7 +90,7 @@ def watch(
     for option, number, least in (("--every", every, 1), ("--limit", limit, 1), ("--until", until, 2)):
         if number is not None and number < least:
             raise SinkscopeError(f"{option} {number}: at least {least} is needed")
-    _check_out(out, force)
+    old = [path.absolute() for path in _check_out(out, force)]
     from sinkscope.engine.watching.program import Everywhere, check_program, run_program
 
     check_program(program)
@@ -102,7 +108,7 @@ def watch(
             sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if os.getpid() == process:  # a child that the program forked leaves the run to its parent
-        _write(everywhere, home, out, force, quiet)
+        _write(everywhere, home, out, force, quiet, old)
     raise typer.Exit(code)
 
 
@@ -117,19 +123,21 @@ def _tokenizer(name: str | None) -> Any:
         return named_tokenizer(name)
 
 
-def _check_out(out: Path, force: bool) -> None:
-    """Raises SinkscopeError, before the program runs, which may take hours, where `out` takes no run."""
+def _check_out(out: Path, force: bool) -> list[Path]:
+    """The run folders that are to be replaced. Raises SinkscopeError, before the program runs, which may take hours,
+    where `out` takes no run."""
     from sinkscope.runs.folder import check_place, unfinished_in
     from sinkscope.runs.run import check_target, finished
 
     if force and _several_runs(out):
         check_place(out)
-        return
+        return [*out.iterdir()]
     standing = ("a finished run", finished), ("an unfinished run", unfinished_in), ("runs of models", _several_runs)
     for what, stands in standing:  # check_target would name an option that this command lacks
         if not force and stands(out):
             raise SinkscopeError(f"{out} holds {what}: give another --out, or --force to replace what is there")
     check_target(out, force)
+    return [out] if is_run(str(out)) else []
 
 
 def _several_runs(out: Path) -> bool:
@@ -160,13 +168,21 @@ def _starts(file: str) -> bool:
 _STARTERS = (Path(__file__).parent, Path(__file__).parents[1] / "engine" / "watching")
 
 
-def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bool) -> None:
+def _write(
+    everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bool, old: Sequence[Path] = ()
+) -> None:  # fmt: skip
     """Writes a run folder for each model that was measured, and says so on stderr. `home`: the folder in which the
-    command began; the program may have gone to another one."""
+    command began; the program may have gone to another one. `old`: the run folders that these replace."""
+    from sinkscope.engine.watching.following import ELSEWHERE
+    from sinkscope.runs.run import remove_run
+
     told = [f"{name} was not watched: {why}" for name, why in everywhere.refused.items()]
     told += [line for watched in everywhere.watches for line in watched.left_out]
     named = [f"{number}-{slug(watched.name)}" for number, watched in enumerate(everywhere.measured, 1)]
     asked = [out / name for name in named] if len(named) > 1 else [out] * len(named)
+    for run_folder in old if asked else ():
+        if run_folder not in {home / folder for folder in asked}:  # whose own run is replaced when it is written
+            remove_run(run_folder)
     for watch, wanted, place in zip(everywhere.measured, asked, _places(home / out, named, force), strict=True):
         folder = place if out.is_absolute() else place.relative_to(home)
         if folder != wanted:
@@ -182,13 +198,19 @@ def _write(everywhere: Everywhere, home: Path, out: Path, force: bool, quiet: bo
             count = run.summary.sequences
             of = f"{count} sequence{'s' * (count != 1)} of {run.manifest.model.shown}"
             say(f"measured {of}; see: sinkscope show {folder}")
+    told += [ELSEWHERE] if everywhere.elsewhere else []
     if not everywhere.measured:
-        ran = ", ".join(dict.fromkeys(watched.name for watched in everywhere.watches)) or "no model"
-        where = "" if everywhere.threads else " in the main thread"
-        more = "" if everywhere.threads else "; --threads watches all threads"
-        told.append(f"no attention was read of what this program ran{where} ({ran}{more}): nothing was written")
+        told.append(f"nothing was written: {_why_nothing(everywhere)}")
     for line in [] if quiet else dict.fromkeys(told):
         say(f"warning: {line}")
+
+
+def _why_nothing(everywhere: Everywhere) -> str:
+    where = "" if everywhere.threads else " in its main thread"
+    ran = ", ".join(dict.fromkeys(watched.name for watched in everywhere.watches))
+    if ran:
+        return f"no attention was read of what this program ran{where} ({ran})"
+    return f"this program ran no model{where}"
 
 
 def _places(out: Path, named: list[str], force: bool) -> list[Path]:

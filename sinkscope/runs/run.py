@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +14,7 @@ import pandas as pd
 
 from sinkscope.errors import SinkscopeError, did_you_mean, first_line
 from sinkscope.runs.catalogue import near_column
-from sinkscope.runs.folder import FolderKind, folder_of, save_parquet, sha256_of, sha256_of_files
+from sinkscope.runs.folder import UNFINISHED, FolderKind, folder_of, save_parquet, sha256_of, sha256_of_files
 from sinkscope.runs.per_sequence import sequences_of, tells_sinks, tokens_of
 from sinkscope.runs.questions import tables_of_questions
 from sinkscope.runs.schema.base import read_record, to_json
@@ -332,6 +334,15 @@ def finished(folder: Path) -> bool:
     """Whether the folder holds a run that was not interrupted. Raises SinkscopeError as `FolderKind.settle` does."""
     RUN_FOLDER.settle(folder)
     return bool(_state(folder))
+
+
+def remove_run(folder: Path) -> None:
+    """Removes the files of a run, and the folder where nothing else is in it."""
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    for name in sorted(FILES):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody else's files stay in it
+        folder.rmdir()
 
 
 def is_of_run(path: Path) -> bool:

@@ -130,7 +130,8 @@ def test_a_module_runs_too_and_a_program_without_attention_is_told(tmp_path: Pat
     done = watched("--out", tmp_path / "run", "--", "-m", "json.tool", "--help")
     assert done.stdout.startswith("usage: ")
     assert done.returncode == 0
-    assert "no attention was read of what this program ran in the main thread (no model; --threads" in done.stderr
+    assert "nothing was written: this program ran no model in its main thread" in done.stderr
+    assert "other threads" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -238,7 +239,7 @@ def test_a_run_that_cannot_be_made_takes_no_other_with_it(tmp_path: Path, capsys
         raise StopIteration
 
     watches = [SimpleNamespace(name=name, left_out=[], run=made) for name, made in (("A", broken), ("B", lambda: run))]
-    everywhere: Any = SimpleNamespace(refused={}, watches=watches, measured=watches, threads=False)
+    everywhere: Any = SimpleNamespace(refused={}, watches=watches, measured=watches, threads=False, elsewhere=False)
     _write(everywhere, tmp_path, Path("out"), False, False)
     assert saved == [tmp_path / "out" / "2-B"]
     lines = capsys.readouterr().err.splitlines()
@@ -246,13 +247,56 @@ def test_a_run_that_cannot_be_made_takes_no_other_with_it(tmp_path: Path, capsys
     assert lines[1] == "sinkscope: measured 2 sequences of B; see: sinkscope show out/2-B"
 
 
-def test_force_replaces_the_runs_of_several_models(tmp_path: Path) -> None:
-    from sinkscope.cli.watch import _check_out, _places
+@pytest.mark.parametrize("old", [["out"], ["out/1-A", "out/2-B", "out/3-C"]])
+@pytest.mark.parametrize("new", [["A"], ["A", "B"]])
+def test_force_replaces_the_runs_that_stand_there(
+    old: list[str], new: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run and those of several models, each by the other."""
+    from sinkscope.cli.watch import _check_out, _write
 
-    for name in ("1-A", "2-B"):
+    monkeypatch.chdir(tmp_path)
+    for name in old:
         a_run(tmp_path / name)
-    _check_out(tmp_path, force=True)
-    assert _places(tmp_path, ["1-A", "2-B"], True) == [tmp_path / "1-A", tmp_path / "2-B"]
+
+    def save(place: Path, force: bool) -> None:
+        assert force
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "manifest.json").write_text("new")
+
+    manifest = SimpleNamespace(model=SimpleNamespace(shown="B"), command=None)
+    run = SimpleNamespace(save=save, summary=SimpleNamespace(sequences=2), manifest=manifest)
+    watches = [SimpleNamespace(name=name, left_out=[], run=lambda: run) for name in new]
+    everywhere: Any = SimpleNamespace(refused={}, watches=watches, measured=watches, threads=False, elsewhere=False)
+    stands = [path.absolute() for path in _check_out(Path("out"), force=True)]
+    _write(everywhere, tmp_path, Path("out"), True, True, stands)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    places = ["out"] if len(new) == 1 else ["out/1-A", "out/2-B"]
+    assert sorted(files) == [tmp_path / place / "manifest.json" for place in places]
+    assert {file.read_text() for file in files} == {"new"}
+
+
+def test_force_removes_nothing_where_nothing_was_measured(tmp_path: Path) -> None:
+    from sinkscope.cli.watch import _check_out, _write
+
+    a_run(tmp_path / "out")
+    everywhere: Any = SimpleNamespace(refused={}, watches=[], measured=[], threads=False, elsewhere=False)
+    _write(everywhere, tmp_path, tmp_path / "out", True, True, _check_out(tmp_path / "out", force=True))
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+def test_what_stands_behind_the_program_is_the_program_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also without two dashes: it was taken for options of ours."""
+    from sinkscope.cli import application
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("import sys\nprint(sys.argv)")
+    with pytest.raises(SystemExit) as stop:
+        application(["watch"])(["watch", "--out", "run", "program.py", "--out", "own", "--limit", "x"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == "['program.py', '--out', 'own', '--limit', 'x']\n"
 
 
 @pytest.mark.slow
@@ -317,7 +361,8 @@ def test_threads_are_watched_where_that_is_asked_for(tmp_path: Path) -> None:
         "thread = Thread(target=lambda: plain()(tokens()))\nthread.start()\nthread.join()\n"
     )
     done = watched("--out", tmp_path / "run", "--", program)
-    assert "what this program ran in the main thread (no model; --threads watches all threads): nothing" in done.stderr
+    assert "nothing was written: this program ran no model in its main thread" in done.stderr
+    assert "passes in other threads were not measured: watch all threads (threads=True, or --threads)" in done.stderr
     assert not (tmp_path / "run").exists()
     done = watched("--threads", "--out", tmp_path / "run", "--", program)
     assert done.returncode == 0, done.stderr

@@ -86,6 +86,18 @@ def test_generations_side_by_side_are_those_of_single_passes(beams: int) -> None
         np.testing.assert_allclose(run.heads["bos_mass"], np.mean(scans, axis=0), atol=1e-6)
 
 
+def test_a_pass_of_a_thread_that_is_not_watched_is_told_of() -> None:
+    model = plain()
+    with sinkscope.watch(model) as seen:
+        model(tokens())
+        assert not seen.left_out
+        side_by_side(lambda: model(tokens()))
+    why = ["passes in other threads were not measured: watch all threads (threads=True, or --threads)"]
+    assert seen.left_out == seen.run().manifest.warnings == why
+    seen.reset()
+    assert not seen.left_out
+
+
 def test_an_error_in_one_thread_ends_its_turn() -> None:
     model, made = plain(), list[int]()
 

@@ -40,6 +40,8 @@ ASKED = 8
 """Passes in a row that are heard only to learn whether they keep their keys. Each takes a third longer so; a model that
 kept nothing in as many is not asked again before a pass that is measured does, so that `every` makes a watch cheap."""
 
+ELSEWHERE = "passes in other threads were not measured: watch all threads (threads=True, or --threads)"
+
 MISSED = "a pass at the same time as one of a continuous batch in another thread was not read"
 
 
@@ -84,6 +86,7 @@ class Follower:
         self.reasons: dict[str, int] = {}
         self.seconds = 0.0
         self.listener.missed.clear()
+        self.listener.elsewhere = False
         self.listener.resume()
 
     def _wants(self, now: Pass) -> bool:

@@ -30,7 +30,7 @@ class Everywhere:
 
     A model is a module that no other module calls, and that has modules inside it; with its head, where `with_head`
     finds one. `every`, `limit`, `until`, `tokenizer`: as in `watch`, for each model. `refused`: the models that could
-    not be watched, each with the reason.
+    not be watched, each with the reason. `elsewhere`: whether a thread that is not watched ran some other model.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Everywhere:
         self._known: set[nn.Module] = set()
         self._running: dict[int, list[nn.Module]] = {}
         self._thread, self.threads, self._lock = get_ident(), threads, RLock()
+        self.elsewhere = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,6 +55,8 @@ class Everywhere:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             thread = get_ident()
             if thread != everywhere._thread and not everywhere.threads:
+                known = module in everywhere._known  # of a watched model, its watch tells
+                everywhere.elsewhere |= not known and next(module.children(), None) is not None
                 return plain(module, *args, **kwargs)
             if module not in everywhere._known and not measuring() and not without_numbers():
                 with everywhere._lock:

@@ -19,7 +19,7 @@ from sinkscope.checkpoints import wrap_running
 from sinkscope.checkpoints.checkpoint import computed_now
 from sinkscope.engine.record import GrowingRecord
 from sinkscope.engine.watching.domains import Heap, Watched
-from sinkscope.engine.watching.following import Follower
+from sinkscope.engine.watching.following import ELSEWHERE, Follower
 from sinkscope.engine.watching.measured import Measurer, Sequences, from_one, of_few_tokens
 from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
@@ -126,7 +126,8 @@ class Watch:
     @property
     def left_out(self) -> list[str]:
         """Why sequences were not measured, each reason once, with how many times it came."""
-        return [why if count == 1 else f"{why} ({count} times)" for why, count in self._follower.reasons.items()]
+        reasons = [why if count == 1 else f"{why} ({count} times)" for why, count in self._follower.reasons.items()]
+        return [*reasons, ELSEWHERE] if self._listener.elsewhere else reasons
 
     @property
     def sequences(self) -> int:
