@@ -123,7 +123,7 @@ CLIENTS = """\
 [All pages](index.md)
 
 This page shows what [`watch`](watch.md) reads in programs that run other libraries: the line that a user types, what it
-prints first, the screen of the run, and one head's columns beside those of the library's own attention maps, computed
+prints first, the screen of the run, and one head's columns beside those of the library's own attention maps, averaged
 in float64. The head is the one with the most attention on the first token. Every program also ran without a watch: what
 each linear layer of the model returned, call by call, was compared bit for bit. And it ran with an error in the middle,
 after which what could have been left behind was compared with what was there before: every hook, and the functions of
@@ -239,11 +239,19 @@ def _client(key: str, client: dict[str, Any]) -> str:
     typed = textwrap.wrap(client["command"], WIDTH - len(mark), break_on_hyphens=False)
     command = " \\\n  ".join(typed) + mark
     return f"\n## {client['name']}\n\n{_fence([command])}\nprints\n\n{_fence(client['printed'])}\n" + (
-        f"`sinkscope show runs/{key}` begins with\n\n{_fence(client['screen'])}\n"
+        f"{_shown(key, client)} begins with\n\n{_fence(client['screen'])}\n"
         + _wrapped(f"Own maps: {client['maps']}.")
         + "\n\n" + "\n".join(lines) + "\n\n"
         + _wrapped(_same(client)) + "\n"
     )  # fmt: skip
+
+
+def _shown(key: str, client: dict[str, Any]) -> str:
+    """What shows the run's screen. A program that calls `watch` itself may save no run."""
+    show, program = f"`sinkscope show runs/{key}`", re.search(r"\S+\.py", client["command"])
+    if client["prints_the_same"] is None and program and ".save(" not in (HERE.parent / program[0]).read_text("utf-8"):
+        return f'With `run.save("runs/{key}")` at its end, {show}'
+    return show
 
 
 def _same(client: dict[str, Any]) -> str:

@@ -33,4 +33,5 @@ def baseline(
     write_file(out, text)
     if not spot.quiet:
         say(f"wrote {out} ({len(text.encode()) / 1000:.0f} kB)")
-        say(f"next: {next_command('check', 'MODEL', '--baseline', out)}")
+        subject = "RUN" if measured.manifest.request.watched else "MODEL"  # no scan does what a watched program did
+        say(f"next: {next_command('check', subject, '--baseline', out)}")

@@ -198,7 +198,7 @@ def other_lengths(domain: str, sides: Mapping[str, Sized]) -> list[str]:
     told = ", ".join(f"{count} tokens in {side}" for side, count in tokens.items())
     return [
         f"{domain}: the sequences differ in length ({told}). bos_mass, sink_score, entropy and other means over "
-        "queries depend on it, so a difference may come from it alone: scan both with one --seq-len"
+        "queries depend on it, so a difference may come from it alone: give both the same length (scan: --seq-len)"
     ]
 
 

@@ -29,6 +29,10 @@ def _with_options(schema: dict[str, Any]) -> None:
         schema["properties"][name] = option.schema() | {"decides": "columns", "description": question.told(option)}
 
 
+WATCHED = "watched passes"
+"""What a watch has in the place of the kind of object that a scan was given."""
+
+
 class Request(Record):
     """Everything that a scan is asked for. It is frozen: `model_copy(update=...)` makes another.
 
@@ -172,6 +176,11 @@ class Request(Record):
     def handed(self) -> Any:
         """The object passed from Python instead of a SPEC; None where there is none."""
         return self._handed
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is no scan's, but says what a watch measured."""
+        return self.given == WATCHED
 
     @property
     def optional(self) -> frozenset[str]:

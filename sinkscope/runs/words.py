@@ -163,12 +163,14 @@ def _sink_words(summary: StreamSummary, epsilon: float) -> str:
             f"Nothing can be said about sinks: with so few keys, uniform attention alone gives the first token an "
             f"alpha_0 of {base:.3f}, above {epsilon:g}. Measure longer sequences."
         )
+    uniform = summary.uniform_rate_percent.get(f"{epsilon:g}")
+    short = f" (uniform attention: {uniform.T:.1f} %)" if uniform is not None and uniform.T else ""
     if summary.sink_heads:
         give = of_heads(summary.sink_heads, summary.heads, "give")
         return (
             f"Attention sink: {give} the first token more than {epsilon:g} of "
             f"{'its' if summary.sink_heads == 1 else 'their'} attention ({ALPHA_0}; uniform attention gives "
-            f"{base:.3f}). Sink rate: {rate:.1f} % of all (sequence, head) pairs exceed {epsilon:g}."
+            f"{base:.3f}). Sink rate: {rate:.1f} % of all (sequence, head) pairs exceed {epsilon:g}{short}."
         )
     return (
         f"No sink at the first token: no head gives it more than {epsilon:g} of its attention ({ALPHA_0}; uniform "

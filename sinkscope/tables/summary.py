@@ -249,6 +249,7 @@ def _stream(
         causal=all(values.causal for values in stream.parts),
         sink_rate_percent=_sink_rates(stream, request),
         uniform_alpha_0=_uniform(stream),
+        uniform_rate_percent=_uniform_rates(stream, request),
         bos_mass=_average(stream, "bos_mass"),
         sink_score=_average(stream, "sink_score"),
         entropy=_average(stream, "entropy"),
@@ -269,9 +270,19 @@ def _stream(
 def _uniform(stream: Stream) -> PrefixValues:
     """alpha_0 of uniform attention over all queries and over the first 64, averaged as sink_score is: over the
     sequences and heads of every layer, so that windows and unequal lengths count as they do there."""
-    values = [v.arrays["uniform_alpha_0"].reshape(-1, 2) for v in stream.parts]
-    whole, early = mean(np.concatenate(values))
+    whole, early = mean(_uniform_scores(stream))
     return PrefixValues(T=float(whole), t64=None if np.isnan(early) else float(early))
+
+
+def _uniform_scores(stream: Stream) -> np.ndarray:
+    """[sequences and heads of every layer, 2]: alpha_0 of uniform attention over all queries and the first 64."""
+    return np.concatenate([v.arrays["uniform_alpha_0"].reshape(-1, 2) for v in stream.parts])
+
+
+def _uniform_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:
+    """The sink rates of uniform attention, as `_sink_rates`."""
+    whole, early = _uniform_scores(stream).T
+    return _rates(whole, early, request)
 
 
 def _average(stream: Stream, metric: str) -> Average:
@@ -283,7 +294,10 @@ def _average(stream: Stream, metric: str) -> Average:
 
 def _sink_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:
     """100 * mean over sequences, layers, heads of 1[alpha_0 > eps], at T and over the first 64 queries."""
-    whole, early = stream.heads("sink_score"), stream.heads("sink_score_t64")
+    return _rates(stream.heads("sink_score"), stream.heads("sink_score_t64"), request)
+
+
+def _rates(whole: np.ndarray, early: np.ndarray, request: Request) -> dict[str, PrefixValues]:
     return {
         f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
         for epsilon in sorted({*EPSILONS, request.epsilon})

@@ -81,6 +81,13 @@ def test_sequences_of_unequal_length_count_one_by_one(family: str) -> None:
     assert pytest.approx(np.mean(expected), rel=1e-12) == stream.uniform_alpha_0.T
     assert stream.uniform_alpha_0.t64 == pytest.approx(np.mean(early), rel=1e-12)
     assert pytest.approx(stream.sink_score.mean, rel=1e-5) == stream.uniform_alpha_0.T
+    for name, rate in stream.uniform_rate_percent.items():
+        assert rate.T == pytest.approx(100 * np.mean(np.array(expected) > float(name)))
+        assert rate.t64 == pytest.approx(100 * np.mean(np.array(early) > float(name)))
+    assert stream.uniform_rate_percent.keys() == stream.sink_rate_percent.keys()
+    if family == "llama":  # in the shortest sequence, harmonic(9) / 9 is 0.314
+        assert stream.uniform_rate_percent["0.3"].T == pytest.approx(100 / 3)
+        assert stream.sink_rate_percent["0.3"].T == pytest.approx(100 / 3)
 
 
 @pytest.mark.slow

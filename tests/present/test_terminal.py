@@ -208,6 +208,17 @@ def test_no_head_is_called_a_sink_where_nothing_can_be_said_about_sinks() -> Non
     assert repr(run).endswith("12 heads, whose sinks no threshold tells>")
 
 
+def test_the_rate_of_uniform_attention_is_shown_where_short_sequences_have_one() -> None:
+    """A rate of a half says nothing where uniform attention has the same in the shorter half of the sequences."""
+    run = scanned()
+    stream = run.summary.streams["text"]
+    assert {rate.T for rate in stream.uniform_rate_percent.values()} == {0.0}
+    assert "uniform  " not in render_run(run, width=80)
+    stream.uniform_rate_percent["0.3"].T = 50.0
+    row = next(line for line in render_run(run, width=80).splitlines() if line.strip().startswith("uniform  "))
+    assert row.split() == ["uniform", *("50.0" if name == "0.3" else "0.0" for name in stream.sink_rate_percent)]
+
+
 def test_missing_values_are_dashes() -> None:
     run = make_run()
     run.heads.loc[0, "bos_mass"] = np.nan

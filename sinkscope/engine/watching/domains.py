@@ -27,7 +27,7 @@ from sinkscope.inputs.signals import KindNames
 from sinkscope.metrics.guests import Guests
 from sinkscope.metrics.quantities import QuantitySet
 from sinkscope.runs.passages import Passage, ids_fingerprint, text_fingerprint
-from sinkscope.runs.request import Request
+from sinkscope.runs.request import WATCHED, Request
 from sinkscope.runs.run import Run
 from sinkscope.tables.values import Domain, Places, PlacesOf, text_regions
 
@@ -181,7 +181,7 @@ def _told_apart(kind: _Kind, kept: list[_Kind], most: int) -> str:
 class WatchedInput(InputKind):
     """Sequences that somebody else gave the model."""
 
-    name = "watched passes"
+    name = WATCHED
 
     @classmethod
     def asked_for(cls, request: Request) -> bool:
@@ -361,7 +361,7 @@ def _corpus(name: str, kind: _Kind, tokens: bool) -> Corpus:
     pieces = [(f"sequence {number} of {name}",) for number in range(len(rows))]
     passages = [(Passage(read),) for read in kind.read]
     beside = [] if tokens and kind.by_ids else kind.read
-    return Corpus(name, rows, pieces, passages, bos="as given", source="watched passes", beside=beside)
+    return Corpus(name, rows, pieces, passages, bos="as given", source=WATCHED, beside=beside)
 
 
 def _as_positions(row: np.ndarray) -> np.ndarray:

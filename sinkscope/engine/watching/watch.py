@@ -25,7 +25,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.metrics.quantities import quantity_set
 from sinkscope.runs.defaults import DORMANT_RULE, EPSILON
 from sinkscope.runs.dormancy import check_rule
-from sinkscope.runs.request import make_request
+from sinkscope.runs.request import WATCHED, make_request
 from sinkscope.runs.run import Run
 from sinkscope.tables.columns import metric_set
 
@@ -53,7 +53,7 @@ class Watch:
                 raise SinkscopeError(f"{what}={value!r}: a whole number from {least} on is needed")
         self._checkpoint = wrap_running(model, tokenizer, name)
         self._request = make_request(
-            model=self._checkpoint.name, given="watched passes", epsilon=epsilon, dormant_rule=dormant_rule,
+            model=self._checkpoint.name, given=WATCHED, epsilon=epsilon, dormant_rule=dormant_rule,
             lengths=None if lengths is None else tuple(lengths), spectra=spectra, self_check=False,
         )  # fmt: skip
         measured = metric_set(metrics).asked(())

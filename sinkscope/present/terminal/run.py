@@ -134,7 +134,8 @@ def _across_domains(summary: StreamSummary) -> list[Text]:
 
 
 def _rates(run: Run, stream: str, tokens: str) -> Table:
-    """Sink rates at every threshold that tells sinks, and the alpha_0 of uniform attention.
+    """Sink rates at every threshold that tells sinks, and the alpha_0 of uniform attention; its rates too, where they
+    are above 0.
 
     `tokens`: how many queries the sequences have.
     """
@@ -152,6 +153,12 @@ def _rates(run: Run, stream: str, tokens: str) -> Table:
     rows = [row(f"T = {tokens}", lambda prefix: prefix.T, mean)]
     if base.t64 is not None:
         rows.append(row("first 64", lambda prefix: prefix.t64, ""))
+    uniform = {name: rate.T for name, rate in summary.uniform_rate_percent.items()}
+    shown = {
+        name: fixed(uniform.get(name), 1) if rows[0][1 + at] != MISSING else MISSING for at, name in enumerate(rates)
+    }
+    if any(uniform.get(name) for name, rate in shown.items() if rate != MISSING):  # some sequences are short
+        rows.append(["uniform", *shown.values(), "", ""])
     return table(
         "sink rate, % of (sequence, head) with alpha_0 > eps",
         ["", *(f"eps {name}" for name in rates), "mean alpha_0", "uniform alpha_0"],

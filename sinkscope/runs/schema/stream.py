@@ -195,6 +195,9 @@ class StreamSummary(Record):
     uniform_alpha_0: PrefixValues
     """alpha_0 of heads that attend alike to all keys they may see, mean over sequences, layers and heads: the baseline
     of every sink score. H_T / T under causal attention, 1 / keys where every query sees all keys."""
+    uniform_rate_percent: dict[str, PrefixValues] = Field(default_factory=dict)
+    """sink_rate_percent of heads that attend alike to all keys they may see: above 0 where some sequences are so short
+    that uniform attention exceeds the threshold in them. Empty in runs of sinkscope 0.1."""
     bos_mass: Average
     """Mean attention on the first token."""
     sink_score: Average
