@@ -82,12 +82,12 @@ def test_sequences_of_unequal_length_count_one_by_one(family: str) -> None:
     assert stream.uniform_alpha_0.t64 == pytest.approx(np.mean(early), rel=1e-12)
     assert pytest.approx(stream.sink_score.mean, rel=1e-5) == stream.uniform_alpha_0.T
     for name, rate in stream.uniform_rate_percent.items():
-        assert rate.T == pytest.approx(100 * np.mean(np.array(expected) > float(name)))
+        assert pytest.approx(100 * np.mean(np.array(expected) > float(name))) == rate.T
         assert rate.t64 == pytest.approx(100 * np.mean(np.array(early) > float(name)))
     assert stream.uniform_rate_percent.keys() == stream.sink_rate_percent.keys()
     if family == "llama":  # in the shortest sequence, harmonic(9) / 9 is 0.314
-        assert stream.uniform_rate_percent["0.3"].T == pytest.approx(100 / 3)
-        assert stream.sink_rate_percent["0.3"].T == pytest.approx(100 / 3)
+        assert pytest.approx(100 / 3) == stream.uniform_rate_percent["0.3"].T
+        assert pytest.approx(100 / 3) == stream.sink_rate_percent["0.3"].T
 
 
 @pytest.mark.slow
