@@ -409,3 +409,20 @@ def test_a_program_ends_as_it_would_alone_and_leaves_its_run(what: str, tmp_path
     told = [line for line in beside.stderr.splitlines() if line not in alone.stderr.splitlines()]
     assert told == ["sinkscope: measured 2 sequences of Plain; see: sinkscope show run"]
     assert sinkscope.load_run(tmp_path / "run").summary.sequences == 2
+
+
+def test_a_baseline_of_a_watched_run_names_what_can_be_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from plain_models import plain, tokens
+
+    from sinkscope.cli import application
+
+    model = plain()
+    with sinkscope.watch(model) as seen:
+        model(tokens())
+    seen.run().save(tmp_path / "run")
+    with pytest.raises(SystemExit) as stop:
+        application(["baseline"])(["baseline", str(tmp_path / "run"), "-o", str(tmp_path / "base.json")])
+    assert stop.value.code == 0
+    assert "next: sinkscope check RUN --baseline" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sinkscope
+from sinkscope.engine.scan import scan_request
 
 
 @pytest.fixture
@@ -62,3 +63,10 @@ def test_passes_that_differ_are_told_of(model: Any, ids: Tensor) -> None:
     manifest = seen.run().manifest
     assert manifest.model.dtype == "bfloat16 and float32"
     assert manifest.warnings == ["the passes differ in their dtype: bfloat16 and float32"]
+
+
+def test_no_scan_repeats_a_watch(model: Any, ids: Tensor) -> None:
+    with torch.no_grad(), sinkscope.watch(model) as seen:
+        model(ids)
+    with pytest.raises(sinkscope.SinkscopeError, match="that run was watched, and the program that ran the model"):
+        scan_request(seen.run().manifest.request, model=model)

@@ -105,7 +105,7 @@ def evidence(key: str) -> Evidence:
         run.save(place / "runs" / key)
     own = client_maps.figures(client.own(program, *arguments))
     head, heads, checks = _checked(sinkscope.load_run(place / "runs" / key), client.domain, own)
-    screen = _shell(f"sinkscope show runs/{key}", places).stdout.splitlines()[:SCREEN_LINES]
+    screen = _first_paragraphs(_shell(f"sinkscope show runs/{key}", places).stdout.splitlines())
     return Evidence(
         client.name, client.library, client.version or "", client.maps, client.typed(key), printed,
         "\n".join(screen).rstrip().splitlines(), head, heads, checks, calls, the_same, prints_the_same,
@@ -235,6 +235,11 @@ def failing(model: nn.Module, call: int) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
     raise RuntimeError("the error in the middle did not come out")
+
+
+def _first_paragraphs(lines: list[str]) -> list[str]:
+    """The first lines of a screen, to the end of a paragraph."""
+    return lines[: lines.index("", SCREEN_LINES) if "" in lines[SCREEN_LINES:] else None]
 
 
 # The figures of one head
