@@ -28,12 +28,12 @@ def checked(
 
     `hash_later`: see `LoadOptions`; several processes compare the hash at once.
     """
-    if request.watched:
-        raise SinkscopeError(
-            "that run was watched, and the program that ran the model is not known: watch it again, and give the new "
-            "run folder"
-        )
     if request.given is not None and request.handed is None:
+        if request.watched:
+            raise SinkscopeError(
+                "that run was watched, and the program that ran the model is not known: watch it again, and give the "
+                "new run folder"
+            )
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "
             "record: they cannot be read again; scan the model yourself and give its run folder"
