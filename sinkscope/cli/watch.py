@@ -28,7 +28,7 @@ def watch(
     program: Annotated[
         list[str],
         typer.Argument(
-            help="SCRIPT.py ARGS or -m MODULE ARGS, after two dashes and behind all options of watch.",
+            help="SCRIPT.py ARGS or -m MODULE ARGS, behind all options of watch and two dashes.",
             metavar="-- PROGRAM",
         ),
     ],
@@ -182,7 +182,8 @@ def _write(
     asked = [out / name for name in named] if len(named) > 1 else [out] * len(named)
     for run_folder in old if asked else ():
         if run_folder not in {home / folder for folder in asked}:  # whose own run is replaced when it is written
-            remove_run(run_folder)
+            with suppress(OSError):  # what cannot be removed stays, and the new runs go beside it
+                remove_run(run_folder)
     for watch, wanted, place in zip(everywhere.measured, asked, _places(home / out, named, force), strict=True):
         folder = place if out.is_absolute() else place.relative_to(home)
         if folder != wanted:

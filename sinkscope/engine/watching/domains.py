@@ -335,7 +335,7 @@ class Watched:
         difference, where = self._measurer.worst
         if not self._measurer.compared:
             return {"status": "skipped"}
-        bounds = (BOUNDS.get(getattr(torch, name)) for name in self._facts["dtype"])
+        bounds = (BOUNDS.get(getattr(torch, name)) for name in self._facts.get("dtype", ()))
         bound = max(filter(None, bounds), default=None)
         layers = len(self._measurer.compared)
         return {
