@@ -207,7 +207,7 @@ def computed_now(checkpoint: Checkpoint) -> dict[str, str | None]:
     """What a pass that runs now computes in: the facts that a program may change between two passes. The dtype is
     autocast's, where that is on."""
     kind, dtype = checkpoint.device.type, checkpoint.dtype
-    if dtype == torch.float32 and torch.is_autocast_enabled(kind):
+    if dtype == torch.float32 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     return _computed_in(checkpoint.model, dtype)
 

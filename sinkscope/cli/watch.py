@@ -181,7 +181,8 @@ def _write(
     named = [f"{number}-{slug(watched.name)}" for number, watched in enumerate(everywhere.measured, 1)]
     asked = [out / name for name in named] if len(named) > 1 else [out] * len(named)
     for run_folder in old if asked else ():
-        if run_folder not in {home / folder for folder in asked}:  # whose own run is replaced when it is written
+        replaced = run_folder in {home / folder for folder in asked}  # when the new run is written
+        if not replaced and is_run(str(run_folder)):  # and not the program's own files by now
             with suppress(OSError):  # what cannot be removed stays, and the new runs go beside it
                 remove_run(run_folder)
     for watch, wanted, place in zip(everywhere.measured, asked, _places(home / out, named, force), strict=True):

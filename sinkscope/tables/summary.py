@@ -298,6 +298,7 @@ def _sink_rates(stream: Stream, request: Request) -> dict[str, PrefixValues]:
 
 
 def _rates(whole: np.ndarray, early: np.ndarray, request: Request) -> dict[str, PrefixValues]:
+    """By threshold, the percent of these alpha_0 that exceed it: over all queries, and over the first 64."""
     return {
         f"{epsilon:g}": PrefixValues(T=_percent_above(whole, epsilon), t64=_percent_above(early, epsilon))
         for epsilon in sorted({*EPSILONS, request.epsilon})

@@ -296,7 +296,7 @@ def of_few_tokens(modules: Iterable[str]) -> str:
     names = ", ".join(map(shown_name, sorted(modules)))
     return (
         f"the model ran {names} for the last tokens of a text alone, over the keys of an earlier layer: not measured "
-        "(where it is given output_hidden_states=True, it runs them for all tokens)"
+        "(Gemma 4 runs them for all tokens where it is given output_hidden_states=True)"
     )
 
 

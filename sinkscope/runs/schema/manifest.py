@@ -127,7 +127,8 @@ class ModelFacts(Record):
     parameters: int | None = None
     """Number of parameters; a quantised linear layer counts as if it were not quantised."""
     dtype: str | None = None
-    """The dtype that the model computed in."""
+    """The dtype that the model computed in. If a watched program changed its model between two passes, this and the
+    next two name all of them, sorted and joined by `and`."""
     device: str | None = None
     """The device that the model was on; several devices of a device map are separated by commas."""
     attention_implementation: str | None = None
