@@ -31,8 +31,7 @@ def checked(
     if request.given is not None and request.handed is None:
         if request.watched:
             raise SinkscopeError(
-                "that run was watched, and the program that ran the model is not known: watch it again, and give the "
-                "new run folder"
+                "that run was watched, which no scan repeats: watch the program again, and give the new run folder"
             )
         raise SinkscopeError(
             f"the {request.given} of that scan were handed over in Python, or in a folder that sinkscope 0.1 did not "

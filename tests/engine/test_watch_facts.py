@@ -68,5 +68,5 @@ def test_passes_that_differ_are_told_of(model: Any, ids: Tensor) -> None:
 def test_no_scan_repeats_a_watch(model: Any, ids: Tensor) -> None:
     with torch.no_grad(), sinkscope.watch(model) as seen:
         model(ids)
-    with pytest.raises(sinkscope.SinkscopeError, match="that run was watched, and the program that ran the model"):
+    with pytest.raises(sinkscope.SinkscopeError, match="that run was watched, which no scan repeats"):
         scan_request(seen.run().manifest.request, model=model)
